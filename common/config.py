@@ -1,0 +1,123 @@
+"""Every option of Baton, written once.
+
+A field is an option: ``max_num_seqs`` is ``--max-num-seqs`` on the command line, ``BATON_MAX_NUM_SEQS`` in the
+environment and ``max-num-seqs`` in a cluster file. ``common/options.py`` derives all three, and the table in the
+docs, from these classes. Objects are frozen and checked when made; a bad value raises ``ConfigError`` naming the option.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class ConfigError(ValueError):
+    """An option that cannot work; the text names it."""
+
+
+def option(default: Any, text: str) -> Any:
+    """A configuration field with its one-line description."""
+    return field(default=default, metadata={"help": text})
+
+
+def require(condition: bool, name: str, text: str) -> None:
+    if not condition:
+        raise ConfigError(f"--{name.replace('_', '-')} {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What one engine computes with."""
+
+    model: str = option(DEFAULT_MODEL, "model directory, GGUF file, hub id, or the built-in default model")
+    served_model_name: str = option("", "name of the model in the API; default: the last part of --model")
+    device: str = option("auto", "cpu, cuda, cuda:N or auto")
+    dtype: Dtype = option("auto", "type of weights and activations")
+    kv_cache_dtype: Dtype = option("auto", "type of the KV cache; auto: the same as --dtype")
+    block_size: int = option(16, "token positions per KV block")
+    kv_cache_memory_bytes: int = option(0, "memory for the KV cache; 0: chosen from the memory at hand")
+    num_blocks: int = option(0, "number of KV blocks; 0: from --kv-cache-memory-bytes")
+    max_model_len: int = option(0, "longest sequence, prompt and output; 0: the model's own limit")
+    max_num_seqs: int = option(64, "sequences in one step at most")
+    max_num_batched_tokens: int = option(512, "tokens computed in one step at most; long prompts are cut to it")
+    max_waiting_seqs: int = option(256, "queued sequences at most; more are refused with 429")
+    enable_prefix_caching: bool = option(True, "keep blocks of finished sequences for later prompts")
+    tensor_parallel_size: int = option(1, "devices that share one model")
+    check_invariants: bool = option(False, "verify block accounting after every step")
+
+    def __post_init__(self) -> None:
+        require(self.block_size > 0, "block_size", f"must be at least 1, not {self.block_size}")
+        require(self.max_num_seqs > 0, "max_num_seqs", f"must be at least 1, not {self.max_num_seqs}")
+        require(self.max_num_batched_tokens > 0, "max_num_batched_tokens", "must be at least 1")
+        require(self.max_model_len >= 0, "max_model_len", "must not be negative")
+        require(self.max_waiting_seqs > 0, "max_waiting_seqs", "must be at least 1")
+        require(self.num_blocks >= 0, "num_blocks", "must not be negative")
+        require(self.kv_cache_memory_bytes >= 0, "kv_cache_memory_bytes", "must not be negative")
+        require(self.tensor_parallel_size == 1, "tensor_parallel_size", "other than 1 is not supported yet")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """How blocks travel between workers."""
+
+    transport: str = option("auto", "auto, zmq (TCP), ipc (Unix sockets), ucx or inproc")
+    piece_bytes: int = option(1 << 20, "bytes sent as one message; runs of blocks are cut to it")
+    credit_bytes: int = option(8 << 20, "bytes in flight per transfer at most")
+    checksums: bool = option(True, "verify every payload with a 64-bit hash")
+    max_parked_fraction: float = option(0.5, "share of a prefill worker's blocks that may wait for decode workers")
+    stall_timeout_s: float = option(5.0, "a transfer without progress for this long has failed")
+
+    def __post_init__(self) -> None:
+        names = ("auto", "zmq", "ipc", "ucx", "inproc")
+        require(self.transport in names, "transport", f"must be one of {', '.join(names)}, not {self.transport!r}")
+        require(self.piece_bytes >= 1024, "piece_bytes", "must be at least 1024")
+        require(self.credit_bytes >= self.piece_bytes, "credit_bytes", "must be at least --piece-bytes")
+        require(0 < self.max_parked_fraction <= 1, "max_parked_fraction", "must lie in (0, 1]")
+        require(self.stall_timeout_s > 0, "stall_timeout_s", "must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker process."""
+
+    name: str = option("", "name in logs and metrics; default: role and process id")
+    proxies: tuple[str, ...] = option(("tcp://127.0.0.1:7000",), "control addresses of the proxies to announce to")
+    bind_host: str = option("127.0.0.1", "address to listen on for transfers")
+    advertise_host: str = option("", "address other workers use; default: --bind-host")
+    transfer_port: int = option(0, "port to listen on for transfers; 0: any free one")
+    metrics_port: int = option(0, "port for /metrics and /health of this worker; 0: off")
+    cores: tuple[int, ...] = option((), "CPU cores to run on; default: all that the process may use")
+    heartbeat_interval_s: float = option(0.5, "time between status messages")
+    drain_timeout_s: float = option(30.0, "time to finish running requests after SIGTERM")
+
+    def __post_init__(self) -> None:
+        require(len(self.proxies) > 0, "proxies", "must name at least one proxy")
+        require(0 <= self.transfer_port < 65536, "transfer_port", "must lie in 0..65535")
+        require(0 <= self.metrics_port < 65536, "metrics_port", "must lie in 0..65535")
+        require(self.heartbeat_interval_s > 0, "heartbeat_interval_s", "must be positive")
+        require(self.drain_timeout_s >= 0, "drain_timeout_s", "must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig:
+    """The HTTP front end."""
+
+    host: str = option("127.0.0.1", "address of the HTTP API")
+    port: int = option(8000, "port of the HTTP API")
+    control_host: str = option("127.0.0.1", "address that workers announce themselves to")
+    control_port: int = option(7000, "port that workers announce themselves to")
+    api_key: tuple[str, ...] = option((), "keys that clients must send as bearer token; none: open")
+    max_queued_requests: int = option(512, "requests in flight at most; more are refused with 429")
+    max_body_bytes: int = option(16 << 20, "largest HTTP request body")
+    request_timeout_s: float = option(600.0, "deadline of a request that names none")
+    max_attempts: int = option(4, "times a request is dispatched before it fails")
+    dead_after_s: float = option(2.0, "a worker silent for this long is taken for dead")
+
+    def __post_init__(self) -> None:
+        for name in ("port", "control_port"):
+            require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
+        require(self.max_attempts > 0, "max_attempts", "must be at least 1")
+        require(self.max_queued_requests > 0, "max_queued_requests", "must be at least 1")
+        require(self.request_timeout_s > 0, "request_timeout_s", "must be positive")
+        require(self.dead_after_s > 0, "dead_after_s", "must be positive")
