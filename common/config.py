@@ -16,9 +16,9 @@ class ConfigError(ValueError):
     """An option that cannot work; the text names it."""
 
 
-def option(default: Any, text: str) -> Any:
-    """A configuration field with its one-line description."""
-    return field(default=default, metadata={"help": text})
+def option(default: Any, text: str, secret: bool = False) -> Any:
+    """A configuration field with its one-line description. A ``secret`` is never put on a child's command line."""
+    return field(default=default, metadata={"help": text, "secret": secret})
 
 
 def require(condition: bool, name: str, text: str) -> None:
@@ -86,7 +86,6 @@ class WorkerConfig:
     bind_host: str = option("127.0.0.1", "address to listen on for transfers")
     advertise_host: str = option("", "address other workers use; default: --bind-host")
     transfer_port: int = option(0, "port to listen on for transfers; 0: any free one")
-    metrics_port: int = option(0, "port for /metrics and /health of this worker; 0: off")
     cores: tuple[int, ...] = option((), "CPU cores to run on; default: all that the process may use")
     heartbeat_interval_s: float = option(0.5, "time between status messages")
     drain_timeout_s: float = option(30.0, "time to finish running requests after SIGTERM")
@@ -94,7 +93,6 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         require(len(self.proxies) > 0, "proxies", "must name at least one proxy")
         require(0 <= self.transfer_port < 65536, "transfer_port", "must lie in 0..65535")
-        require(0 <= self.metrics_port < 65536, "metrics_port", "must lie in 0..65535")
         require(self.heartbeat_interval_s > 0, "heartbeat_interval_s", "must be positive")
         require(self.drain_timeout_s >= 0, "drain_timeout_s", "must not be negative")
 
@@ -107,7 +105,7 @@ class ProxyConfig:
     port: int = option(8000, "port of the HTTP API")
     control_host: str = option("127.0.0.1", "address that workers announce themselves to")
     control_port: int = option(7000, "port that workers announce themselves to")
-    api_key: tuple[str, ...] = option((), "keys that clients must send as bearer token; none: open")
+    api_key: tuple[str, ...] = option((), "keys that clients must send as bearer token; none: open", secret=True)
     max_queued_requests: int = option(512, "requests in flight at most; more are refused with 429")
     max_body_bytes: int = option(16 << 20, "largest HTTP request body")
     request_timeout_s: float = option(600.0, "deadline of a request that names none")
@@ -121,3 +119,21 @@ class ProxyConfig:
         require(self.max_queued_requests > 0, "max_queued_requests", "must be at least 1")
         require(self.request_timeout_s > 0, "request_timeout_s", "must be positive")
         require(self.dead_after_s > 0, "dead_after_s", "must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What ``baton serve`` starts on this machine."""
+
+    prefill: int = option(1, "prefill workers to start")
+    decode: int = option(1, "decode workers to start")
+    colocated: bool = option(False, "no prefill workers: decode workers do both halves")
+    start_timeout_s: float = option(300.0, "time for all processes to become ready")
+
+    def __post_init__(self) -> None:
+        require(self.prefill >= 0, "prefill", f"must not be negative, not {self.prefill}")
+        require(self.decode >= 1, "decode", f"must be at least 1, not {self.decode}")
+        require(self.start_timeout_s > 0, "start_timeout_s", "must be positive")
+
+
+ALL_CONFIGS = (EngineConfig, TransferConfig, WorkerConfig, ProxyConfig, ServeConfig)

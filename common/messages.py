@@ -67,6 +67,7 @@ class Generate(Struct, frozen=True, tag=True, omit_defaults=True):
     attempt: int
     token_ids: tuple[int, ...]  # prompt, then the output tokens of earlier attempts
     num_prompt_tokens: int
+    proxy: str  # incarnation of the proxy that wants the tokens
     sampling: Sampling  # max_tokens counts from num_prompt_tokens, earlier attempts included
     decode: DecodeTarget | None = None  # none: this worker does both halves
     deadline_s: float = 600.0  # time left when sent (relative: clocks of two hosts differ)
@@ -116,6 +117,14 @@ class WorkerError(Struct, frozen=True):
     def retryable(self) -> bool:
         """Whether another attempt, elsewhere or later, may succeed."""
         return self.code in ("overloaded", "peer_lost", "draining", "internal")
+
+
+class Refusal(Exception):
+    """A worker will not take a sequence; ``error`` says why, in the form that goes back to the proxy."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.error = WorkerError(code, message)
 
 
 class Tokens(Struct, frozen=True, omit_defaults=True):
@@ -190,6 +199,7 @@ class Status(Struct, frozen=True, tag=True):
     load: Load
     draining: bool = False
     max_sequence_tokens: int = 0  # the longest sequence (prompt and output) its pool can ever hold
+    counters: dict[str, float] = {}  # totals since start by metric name, shown by the proxy with the worker's name
 
 
 class BlocksStored(Struct, frozen=True, tag=True):
@@ -236,7 +246,7 @@ class Blocks(Struct, frozen=True, tag=True):
     transfer_id: str
     first: int  # index in the sequence's blocks
     count: int
-    checksum: int  # xxh3_64 of the payload
+    checksum: int | None  # xxh3_64 of the payload; None where checksums are switched off
 
 
 class Credit(Struct, frozen=True, tag=True):
