@@ -1,8 +1,9 @@
 """Every option of Baton, written once.
 
-A field is an option: ``max_num_seqs`` is ``--max-num-seqs`` on the command line, ``BATON_MAX_NUM_SEQS`` in the
-environment and ``max-num-seqs`` in a cluster file. ``common/options.py`` derives all three, and the table in the
-docs, from these classes. Objects are frozen and checked when made; a bad value raises ``ConfigError`` naming the option.
+A field is an option: ``max_num_seqs`` is ``--max-num-seqs`` on the command line, ``BATON_MAX_NUM_SEQS`` in
+the environment and ``max-num-seqs`` in a cluster file. ``common/options.py`` derives all three, and the table
+in the docs, from these classes. Objects are frozen and checked when made; a bad value raises ``ConfigError``
+naming the option.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ class ConfigError(ValueError):
 
 
 def option(default: Any, text: str, secret: bool = False) -> Any:
-    """A configuration field with its one-line description. A ``secret`` is never put on a child's command line."""
+    """A configuration field with its one-line description. A ``secret`` is never put on a command line."""
     return field(default=default, metadata={"help": text, "secret": secret})
 
 
@@ -40,7 +41,9 @@ class EngineConfig:
     num_blocks: int = option(0, "number of KV blocks; 0: from --kv-cache-memory-bytes")
     max_model_len: int = option(0, "longest sequence, prompt and output; 0: the model's own limit")
     max_num_seqs: int = option(64, "sequences in one step at most")
-    max_num_batched_tokens: int = option(512, "tokens computed in one step at most; long prompts are cut to it")
+    max_num_batched_tokens: int = option(
+        512, "tokens computed in one step at most; long prompts are cut to it"
+    )
     max_waiting_seqs: int = option(256, "queued sequences at most; more are refused with 429")
     enable_prefix_caching: bool = option(True, "keep blocks of finished sequences for later prompts")
     tensor_parallel_size: int = option(1, "devices that share one model")
@@ -65,12 +68,16 @@ class TransferConfig:
     piece_bytes: int = option(1 << 20, "bytes sent as one message; runs of blocks are cut to it")
     credit_bytes: int = option(8 << 20, "bytes in flight per transfer at most")
     checksums: bool = option(True, "verify every payload with a 64-bit hash")
-    max_parked_fraction: float = option(0.5, "share of a prefill worker's blocks that may wait for decode workers")
+    max_parked_fraction: float = option(
+        0.5, "share of a prefill worker's blocks that may wait for decode workers"
+    )
     stall_timeout_s: float = option(5.0, "a transfer without progress for this long has failed")
 
     def __post_init__(self) -> None:
         names = ("auto", "zmq", "ipc", "ucx", "inproc")
-        require(self.transport in names, "transport", f"must be one of {', '.join(names)}, not {self.transport!r}")
+        require(
+            self.transport in names, "transport", f"must be one of {', '.join(names)}, not {self.transport!r}"
+        )
         require(self.piece_bytes >= 1024, "piece_bytes", "must be at least 1024")
         require(self.credit_bytes >= self.piece_bytes, "credit_bytes", "must be at least --piece-bytes")
         require(0 < self.max_parked_fraction <= 1, "max_parked_fraction", "must lie in (0, 1]")
@@ -82,7 +89,9 @@ class WorkerConfig:
     """One worker process."""
 
     name: str = option("", "name in logs and metrics; default: role and process id")
-    proxies: tuple[str, ...] = option(("tcp://127.0.0.1:7000",), "control addresses of the proxies to announce to")
+    proxies: tuple[str, ...] = option(
+        ("tcp://127.0.0.1:7000",), "control addresses of the proxies to announce to"
+    )
     bind_host: str = option("127.0.0.1", "address to listen on for transfers")
     advertise_host: str = option("", "address other workers use; default: --bind-host")
     transfer_port: int = option(0, "port to listen on for transfers; 0: any free one")
@@ -105,7 +114,9 @@ class ProxyConfig:
     port: int = option(8000, "port of the HTTP API")
     control_host: str = option("127.0.0.1", "address that workers announce themselves to")
     control_port: int = option(7000, "port that workers announce themselves to")
-    api_key: tuple[str, ...] = option((), "keys that clients must send as bearer token; none: open", secret=True)
+    api_key: tuple[str, ...] = option(
+        (), "keys that clients must send as bearer token; none: open", secret=True
+    )
     max_queued_requests: int = option(512, "requests in flight at most; more are refused with 429")
     max_body_bytes: int = option(16 << 20, "largest HTTP request body")
     request_timeout_s: float = option(600.0, "deadline of a request that names none")

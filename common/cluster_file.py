@@ -1,0 +1,65 @@
+"""The cluster file: options in YAML, with sections for single roles.
+
+model: smollm2-135m-instruct
+max-model-len: 4096
+prefill:
+  workers: 2                      # how many of them baton serve starts
+  max-num-batched-tokens: 1024
+decode:
+  max-num-seqs: 128
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.config import ALL_CONFIGS, ConfigError
+from common.option_values import options_of
+
+ROLES = ("proxy", "prefill", "decode")
+
+
+def load(path: str, role: str = "") -> dict[str, Any]:
+    """Options for a process of ``role`` by field name; without a role those outside all sections."""
+    document = _read(path)
+    values: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in document.items():
+        if key in ROLES and isinstance(value, dict):
+            sections[key] = _named(path, value, key)
+        else:
+            values |= _named(path, {key: value})
+    for name, section in sections.items():
+        if "workers" in section:
+            values[name] = section.pop("workers")
+    return values | sections.get(role, {})
+
+
+def _read(path: str) -> dict[Any, Any]:
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: cannot read {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config: {path} is not YAML: {error}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"--config: {path} must hold options by name")
+    return document
+
+
+def _named(path: str, options: dict[Any, Any], section: str = "") -> dict[str, Any]:
+    """Keys as field names; a key that is no option, or has no value, is refused."""
+    known = options_of(ALL_CONFIGS)
+    named = {}
+    for key, value in options.items():
+        name = str(key).replace("-", "_")
+        where = f"{section}.{key}" if section else str(key)
+        if name not in known and not (name == "workers" and section in ("prefill", "decode")):
+            raise ConfigError(f"--config: {where} in {path} is no option")
+        if value is None:
+            raise ConfigError(f"--config: {where} in {path} has no value")
+        named[name] = value
+    return named
