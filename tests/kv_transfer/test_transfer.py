@@ -1,0 +1,483 @@
+"""Sender and receiver against each other over a real transport, with plain byte arrays for caches."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import msgspec
+import pytest
+
+from common import messages
+from common.config import TransferConfig
+from common.messages import (
+    Accept,
+    Blocks,
+    DecodeTarget,
+    Failed,
+    Generate,
+    Handover,
+    Hello,
+    Layout,
+    Offer,
+    Refusal,
+    Refused,
+    Sampling,
+    Welcome,
+)
+from common.sequence import Sequence, SequenceKey
+from kv_transfer import transport
+from kv_transfer.checksum import checksum
+from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Outcome, Sender
+
+BLOCK_BYTES = 512
+BLOCK_SIZE = 4
+LAYOUT = Layout(1, "model", "float32", 2, 1, 8, BLOCK_SIZE)
+CONFIG = TransferConfig(piece_bytes=2 * BLOCK_BYTES, credit_bytes=4 * BLOCK_BYTES, stall_timeout_s=5.0)
+TIMEOUT_S = 30.0
+names = count()
+
+
+@dataclass
+class Held:
+    block_ids: list[int]
+    num_cached_blocks: int
+    block_hashes: tuple[bytes, ...]
+
+
+@dataclass
+class Memory:
+    """A cache and its free list, on either side."""
+
+    num_blocks: int
+    data: bytearray = field(init=False)
+    free: list[int] = field(init=False)
+    cached: dict[bytes, int] = field(default_factory=dict)
+    lent: int = 0
+    dead: set[SequenceKey] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.data = bytearray(self.num_blocks * BLOCK_BYTES)
+        self.free = list(range(self.num_blocks))
+
+    def block(self, block_id: int) -> memoryview:
+        return memoryview(self.data)[block_id * BLOCK_BYTES : (block_id + 1) * BLOCK_BYTES]
+
+    def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview] | None:
+        if sequence.key in self.dead:
+            return None
+        self.lent += 1
+        return [self.block(b) for b in sequence.block_ids[first : first + count]]
+
+    def take_back(self, sequence: Sequence) -> None:
+        self.lent -= 1
+
+    def reserve(self, num_tokens: int, block_hashes: tuple[bytes, ...]) -> Held | None:
+        needed = -(-num_tokens // BLOCK_SIZE)
+        if needed > self.num_blocks:
+            raise Refusal("invalid", f"prompt needs {needed} blocks, the pool has {self.num_blocks}")
+        known = []
+        for block_hash in block_hashes:
+            if block_hash not in self.cached:
+                break
+            known.append(self.cached[block_hash])
+        if needed - len(known) > len(self.free):
+            return None
+        fresh = [self.free.pop() for _ in range(needed - len(known))]
+        return Held(known + fresh, len(known), block_hashes)
+
+    def landing_views(self, held: Held, first: int, count: int) -> list[memoryview]:
+        return [self.block(b) for b in held.block_ids[first : first + count]]
+
+    def cancel(self, held: Held) -> None:
+        self.free.extend(held.block_ids[held.num_cached_blocks :])
+
+    def prompt(self, request_id: str, num_tokens: int, handoff_to: DecodeTarget) -> tuple[Generate, Sequence]:
+        """A computed prompt with random bytes for its blocks."""
+        tokens = tuple(range(num_tokens))
+        generate = Generate(request_id, 0, tokens, num_tokens, "proxy", Sampling(max_tokens=8), handoff_to)
+        sequence = Sequence.from_generate(generate, handoff=True)
+        sequence.block_ids = [self.free.pop() for _ in range(-(-num_tokens // BLOCK_SIZE))]
+        sequence.block_hashes = [f"{request_id}:{i}".encode() for i in range(num_tokens // BLOCK_SIZE)]
+        for block_id in sequence.block_ids:
+            self.block(block_id)[:] = os.urandom(BLOCK_BYTES)
+        return generate, sequence
+
+
+class Pair:
+    """A sender and a receiver with a connection between them."""
+
+    def __init__(self, decode_blocks: int = 64, config: TransferConfig = CONFIG) -> None:
+        self.p, self.d = Memory(256), Memory(decode_blocks)
+        self.adopted: dict[str, tuple[Held, Handover]] = {}
+        self.outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+        self.refuse_adoption: Refusal | None = None
+        self.receiver = Receiver(self.d, config, "d1", LAYOUT, BLOCK_BYTES, self.adopt)  # type: ignore[arg-type]
+        self.sender = Sender(self.p, config, "p1", LAYOUT, BLOCK_BYTES, self.outcomes.put_nowait)
+        self.address = f"inproc://pair-{next(names)}"
+        self.target = DecodeTarget(self.address, "d1")
+
+    def adopt(self, held: Held, handover: Handover) -> None:
+        if self.refuse_adoption is not None:
+            raise self.refuse_adoption
+        self.adopted[handover.generate.request_id] = (held, handover)
+
+    def send_all(self, generate: Generate, sequence: Sequence) -> None:
+        self.sender.offer(generate, sequence)
+        self.sender.progress(sequence.key, len(generate.token_ids))
+        self.sender.hand_over(sequence.key, (7,), (), {})
+
+    async def outcome(self) -> Outcome:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self.outcomes.get()
+
+    def received(self, request_id: str) -> bytes:
+        return b"".join(self.d.block(b) for b in self.adopted[request_id][0].block_ids)
+
+    def sent(self, sequence: Sequence) -> bytes:
+        return b"".join(self.p.block(b) for b in sequence.block_ids)
+
+
+@asynccontextmanager
+async def running(pair: Pair) -> AsyncIterator[Pair]:
+    listener = await transport.listen(pair.address, pair.receiver.serve)
+    try:
+        yield pair
+    finally:
+        await pair.sender.close()
+        await listener.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_blocks_arrive_unchanged_and_the_sequence_is_handed_over() -> None:
+    async with running(Pair()) as pair:
+        generate, sequence = pair.p.prompt("a", 30, pair.target)
+        pair.send_all(generate, sequence)
+        outcome = await pair.outcome()
+        assert outcome.key == sequence.key and outcome.error is None
+        assert pair.received("a") == pair.sent(sequence)
+        assert pair.adopted["a"][1].generate == generate
+        assert pair.adopted["a"][1].token_ids == (7,)
+        assert pair.p.lent == 0 and pair.sender.num_open == 0 and pair.receiver.num_open == 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 8, 31, 32, 33, 100])
+async def test_every_prompt_length_around_block_borders_lands_whole(num_tokens: int) -> None:
+    async with running(Pair()) as pair:
+        generate, sequence = pair.p.prompt("a", num_tokens, pair.target)
+        pair.send_all(generate, sequence)
+        assert (await pair.outcome()).error is None
+        assert pair.received("a") == pair.sent(sequence)
+
+
+async def test_finished_blocks_travel_before_the_prompt_is_computed() -> None:
+    async with running(Pair()) as pair:
+        generate, sequence = pair.p.prompt("a", 30, pair.target)
+        pair.sender.offer(generate, sequence)
+        pair.sender.progress(sequence.key, 9)
+        await until(lambda: pair.sender.counters.sent_blocks == 2)
+        pair.sender.progress(sequence.key, 30)
+        await until(lambda: pair.sender.counters.sent_blocks == 8)
+        assert "a" not in pair.adopted
+        pair.sender.hand_over(sequence.key, (7,), (), {})
+        assert (await pair.outcome()).error is None
+
+
+async def test_blocks_the_receiver_holds_are_not_sent() -> None:
+    async with running(Pair()) as pair:
+        generate, sequence = pair.p.prompt("a", 30, pair.target)
+        for index in range(3):
+            block_id = pair.d.free.pop()
+            pair.d.block(block_id)[:] = pair.p.block(sequence.block_ids[index])
+            pair.d.cached[sequence.block_hashes[index]] = block_id
+        pair.send_all(generate, sequence)
+        assert (await pair.outcome()).error is None
+        assert pair.sender.counters.sent_blocks == 5 and pair.sender.counters.skipped_blocks == 3
+        assert pair.received("a") == pair.sent(sequence)
+
+
+async def test_many_transfers_share_a_connection_and_none_mixes_with_another() -> None:
+    async with running(Pair(decode_blocks=2000)) as pair:
+        prompts = [pair.p.prompt(f"r{i}", 3 + 5 * i, pair.target) for i in range(12)]
+        for generate, sequence in prompts:
+            pair.send_all(generate, sequence)
+        for _ in prompts:
+            assert (await pair.outcome()).error is None
+        for generate, sequence in prompts:
+            assert pair.received(generate.request_id) == pair.sent(sequence)
+
+
+async def test_an_offer_waits_for_room_and_lands_when_there_is_some() -> None:
+    async with running(Pair(decode_blocks=10)) as pair:
+        first, second = pair.p.prompt("a", 30, pair.target), pair.p.prompt("b", 30, pair.target)
+        pair.send_all(*first)
+        assert (await pair.outcome()).key == first[1].key
+        pair.send_all(*second)
+        await until(lambda: pair.receiver.num_open == 1)
+        assert pair.outcomes.empty()
+        pair.d.cancel(pair.adopted["a"][0])
+        pair.receiver.admit_waiting()
+        assert (await pair.outcome()).error is None
+        assert pair.received("b") == pair.sent(second[1])
+
+
+async def test_a_prompt_that_can_never_fit_is_refused_by_name() -> None:
+    async with running(Pair(decode_blocks=4)) as pair:
+        pair.send_all(*pair.p.prompt("a", 30, pair.target))
+        error = (await pair.outcome()).error
+        assert error is not None and error.code == "invalid" and "8 blocks" in error.message
+
+
+async def test_an_offer_without_room_is_refused_at_its_deadline() -> None:
+    async with running(Pair(decode_blocks=8)) as pair:
+        pair.d.free.clear()
+        generate, sequence = pair.p.prompt("a", 8, pair.target)
+        sequence.deadline -= generate.deadline_s - 0.2
+        pair.send_all(generate, sequence)
+        error = (await pair.outcome()).error
+        assert error is not None and error.code == "deadline"
+        assert pair.receiver.num_open == 0
+
+
+async def test_cancel_frees_the_receivers_blocks() -> None:
+    async with running(Pair()) as pair:
+        generate, sequence = pair.p.prompt("a", 30, pair.target)
+        pair.sender.offer(generate, sequence)
+        pair.sender.progress(sequence.key, 16)
+        await until(lambda: pair.sender.counters.sent_blocks == 4)
+        pair.sender.cancel(sequence.key, "client left")
+        await until(lambda: pair.receiver.num_open == 0)
+        assert len(pair.d.free) == pair.d.num_blocks and pair.p.lent == 0
+        assert pair.outcomes.empty()
+
+
+async def test_an_abort_at_the_receiver_fails_the_transfer_at_the_sender() -> None:
+    async with running(Pair()) as pair:
+        generate, sequence = pair.p.prompt("a", 30, pair.target)
+        pair.sender.offer(generate, sequence)
+        await until(lambda: pair.receiver.num_open == 1)
+        assert pair.receiver.abort(sequence.key, "aborted")
+        error = (await pair.outcome()).error
+        assert error is not None and len(pair.d.free) == pair.d.num_blocks
+
+
+async def test_a_refused_adoption_fails_the_transfer_and_frees_both_sides() -> None:
+    async with running(Pair()) as pair:
+        pair.refuse_adoption = Refusal("overloaded", "no place")
+        generate, sequence = pair.p.prompt("a", 30, pair.target)
+        pair.send_all(generate, sequence)
+        error = (await pair.outcome()).error
+        assert error is not None and error.code == "overloaded"
+        assert len(pair.d.free) == pair.d.num_blocks
+
+
+async def test_a_draining_receiver_refuses_new_offers() -> None:
+    async with running(Pair()) as pair:
+        pair.receiver.draining = True
+        pair.send_all(*pair.p.prompt("a", 8, pair.target))
+        error = (await pair.outcome()).error
+        assert error is not None and error.code == "draining"
+
+
+async def test_an_unreachable_decode_worker_fails_only_its_own_transfers() -> None:
+    async with running(Pair()) as pair:
+        lost = pair.p.prompt("lost", 8, DecodeTarget("inproc://nobody", "d9"))
+        good = pair.p.prompt("good", 8, pair.target)
+        pair.send_all(*lost)
+        pair.send_all(*good)
+        outcomes = {(await pair.outcome()) for _ in range(2)}
+        errors = {outcome.key.request_id: outcome.error for outcome in outcomes}
+        assert errors["good"] is None
+        assert errors["lost"] is not None and errors["lost"].code == "peer_lost"
+
+
+async def test_another_incarnation_at_the_address_is_not_talked_to() -> None:
+    async with running(Pair()) as pair:
+        pair.send_all(*pair.p.prompt("a", 8, replace_incarnation(pair.target)))
+        error = (await pair.outcome()).error
+        assert error is not None and error.code == "peer_lost" and "incarnation" in error.message
+
+
+def replace_incarnation(target: DecodeTarget) -> DecodeTarget:
+    return DecodeTarget(target.address, "someone else")
+
+
+@pytest.mark.parametrize("name", ["model_fingerprint", "dtype", "num_layers", "head_dim", "block_size"])
+async def test_caches_of_another_shape_are_refused_with_the_field_named(name: str) -> None:
+    pair = Pair()
+    other = "other" if isinstance(getattr(LAYOUT, name), str) else 99
+    pair.sender = Sender(
+        pair.p, CONFIG, "p1", msgspec.structs.replace(LAYOUT, **{name: other}), BLOCK_BYTES, pair.outcomes.put_nowait
+    )
+    async with running(pair):
+        pair.send_all(*pair.p.prompt("a", 8, pair.target))
+        error = (await pair.outcome()).error
+        assert error is not None and name in error.message
+
+
+async def test_a_lost_connection_frees_the_receiver_and_fails_the_sender() -> None:
+    pair = Pair()
+    listener = await transport.listen(pair.address, pair.receiver.serve)
+    generate, sequence = pair.p.prompt("a", 30, pair.target)
+    pair.sender.offer(generate, sequence)
+    pair.sender.progress(sequence.key, 16)
+    await until(lambda: pair.sender.counters.sent_blocks == 4)
+    await listener.close()
+    error = (await pair.outcome()).error
+    assert error is not None and error.code == "peer_lost"
+    await until(lambda: pair.receiver.num_open == 0)
+    assert len(pair.d.free) == pair.d.num_blocks and pair.p.lent == 0
+
+
+class Rogue:
+    """A prefill worker that speaks the protocol by hand, and wrongly."""
+
+    def __init__(self, connection: transport.Connection) -> None:
+        self.connection = connection
+
+    async def say(self, message: messages.Transfer, payload: bytes = b"") -> None:
+        await self.connection.send(messages.encode(message), [payload] if payload else [])
+
+    async def hear(self) -> messages.Transfer:
+        async with asyncio.timeout(TIMEOUT_S):
+            return messages.decode_transfer((await self.connection.receive())[0])
+
+    async def open(self, num_tokens: int = 16) -> None:
+        await self.say(Hello("rogue", "d1", LAYOUT))
+        assert isinstance(await self.hear(), Welcome)
+        await self.say(Offer("t", "a", 0, num_tokens, (), 60.0))
+        assert isinstance(await self.hear(), Accept)
+
+
+@asynccontextmanager
+async def rogue(pair: Pair) -> AsyncIterator[Rogue]:
+    async with running(pair):
+        connection = await transport.connect(pair.address, timeout_s=TIMEOUT_S)
+        try:
+            yield Rogue(connection)
+        finally:
+            await connection.close()
+
+
+def blocks(first: int, count: int, payload: bytes) -> Blocks:
+    return Blocks("t", first, count, checksum([memoryview(payload)]))
+
+
+@pytest.mark.parametrize(
+    ("message", "payload", "cause"),
+    [
+        (blocks(0, 1, b"x" * BLOCK_BYTES), b"y" * BLOCK_BYTES, "checksum"),
+        (blocks(0, 1, b"x" * 100), b"x" * 100, "wrong extent"),
+        (blocks(3, 2, b"x" * 2 * BLOCK_BYTES), b"x" * 2 * BLOCK_BYTES, "wrong extent"),
+        (blocks(-1, 1, b"x" * BLOCK_BYTES), b"x" * BLOCK_BYTES, "wrong extent"),
+        (blocks(0, 0, b""), b"", "wrong extent"),
+        (Handover("t", Generate("a", 0, (1,) * 16, 16, "x", Sampling(1)), (7,)), b"", "handover before all blocks"),
+        (Handover("t", Generate("b", 0, (1,) * 16, 16, "x", Sampling(1)), (7,)), b"", "handover differs from its offer"),
+    ],
+)
+async def test_wrong_data_ends_the_transfer_and_frees_its_blocks(
+    message: messages.Transfer, payload: bytes, cause: str
+) -> None:
+    pair = Pair()
+    async with rogue(pair) as peer:
+        await peer.open()
+        await peer.say(message, payload)
+        assert isinstance(await peer.hear(), Failed)
+        assert pair.receiver.counters.num_fenced[cause] == 1
+        assert len(pair.d.free) == pair.d.num_blocks and not pair.adopted
+
+
+async def test_a_repeated_run_of_blocks_ends_the_transfer() -> None:
+    pair = Pair()
+    async with rogue(pair) as peer:
+        await peer.open()
+        payload = b"x" * BLOCK_BYTES
+        await peer.say(blocks(0, 1, payload), payload)
+        await peer.hear()
+        await peer.say(blocks(0, 1, payload), payload)
+        assert isinstance(await peer.hear(), Failed)
+        assert pair.receiver.counters.num_fenced["repeated"] == 1
+
+
+async def test_data_for_no_open_transfer_is_counted_and_writes_nothing() -> None:
+    pair = Pair()
+    before = bytes(pair.d.data)
+    async with rogue(pair) as peer:
+        await peer.say(Hello("rogue", "d1", LAYOUT))
+        await peer.hear()
+        payload = b"x" * BLOCK_BYTES
+        await peer.say(blocks(0, 1, payload), payload)
+        await until(lambda: pair.receiver.counters.num_fenced["no open transfer"] == 1)
+        assert bytes(pair.d.data) == before
+        await peer.say(Offer("t", "a", 0, 16, (), 60.0))
+        assert isinstance(await peer.hear(), Accept)
+
+
+async def test_a_transfer_belongs_to_the_connection_that_opened_it() -> None:
+    pair = Pair()
+    async with rogue(pair) as peer:
+        await peer.open()
+        connection = await transport.connect(pair.address, timeout_s=TIMEOUT_S)
+        intruder = Rogue(connection)
+        await intruder.say(Hello("intruder", "d1", LAYOUT))
+        await intruder.hear()
+        payload = b"x" * BLOCK_BYTES
+        await intruder.say(blocks(0, 1, payload), payload)
+        await until(lambda: pair.receiver.counters.num_fenced["no open transfer"] == 1)
+        await connection.close()
+        await peer.say(blocks(0, 1, payload), payload)
+        assert isinstance(await peer.hear(), messages.Credit)
+
+
+async def test_bytes_that_are_no_message_cut_the_peer_off_and_nobody_else() -> None:
+    pair = Pair()
+    async with rogue(pair) as peer:
+        await peer.open()
+        await peer.connection.send(b"\xc1 not a message")
+        with pytest.raises(ConnectionError):
+            await peer.hear()
+        await until(lambda: pair.receiver.num_open == 0)
+        pair.send_all(*pair.p.prompt("good", 8, pair.target))
+        assert (await pair.outcome()).error is None
+
+
+async def test_without_a_fitting_hello_nothing_else_is_heard() -> None:
+    pair = Pair()
+    async with rogue(pair) as peer:
+        await peer.say(Hello("rogue", "d1", msgspec.structs.replace(LAYOUT, dtype="int3")))
+        refused = await peer.hear()
+        assert isinstance(refused, Refused) and "dtype" in refused.reason
+        assert pair.receiver.num_open == 0
+
+
+async def test_a_receiver_that_stops_answering_fails_the_transfer() -> None:
+    config = replace(CONFIG, stall_timeout_s=0.3)
+    pair = Pair(config=config)
+
+    async def deaf(connection: transport.Connection) -> None:
+        """Accepts, then neither lands nor answers."""
+        await connection.receive()
+        await connection.send(messages.encode(Welcome("d1")))
+        header, _ = await connection.receive()
+        offer = messages.decode_transfer(header)
+        assert isinstance(offer, Offer)
+        await connection.send(messages.encode(Accept(offer.transfer_id, 0, 100)))
+        while True:
+            await connection.receive()
+
+    listener = await transport.listen(pair.address, deaf)
+    generate, sequence = pair.p.prompt("a", 30, pair.target)
+    pair.send_all(generate, sequence)
+    error = (await pair.outcome()).error
+    assert error is not None and error.code == "peer_lost" and "no progress" in error.message
+    assert pair.p.lent == 0
+    await pair.sender.close()
+    await listener.close()
