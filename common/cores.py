@@ -1,12 +1,14 @@
 """Which CPU cores a process runs on.
 
-Two workers whose thread pools share cores wait for each other at every step and run many times slower than alone, so
-each worker gets cores of its own. The list of a worker is its ``cores`` option.
+Two workers whose thread pools share cores wait for each other at every step and run many times slower than
+alone, so each worker gets cores of its own: its ``cores`` option.
 """
 
 import os
-from collections.abc import MutableMapping
+from itertools import pairwise
 from pathlib import Path
+
+from common.config import ConfigError
 
 # What libraries read when they are first imported to size their thread pools.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -30,26 +32,26 @@ def _physical(core: int) -> tuple[int, int]:
 
 
 def split(cores: tuple[int, ...], num_workers: int) -> list[tuple[int, ...]]:
-    """Cores for each worker: neighbours, as evenly as it goes, the first ones getting what is left over. With fewer
-    cores than workers each has one, shared in turn."""
+    """Cores for each worker: neighbours, as evenly as it goes, the first ones getting what is left over. With
+    fewer cores than workers each has one, shared in turn."""
     if num_workers >= len(cores):
         return [(cores[index % len(cores)],) for index in range(num_workers)]
     share, left_over = divmod(len(cores), num_workers)
     bounds = [index * share + min(index, left_over) for index in range(num_workers + 1)]
-    return [cores[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [cores[start:end] for start, end in pairwise(bounds)]
 
 
-def pin(cores: tuple[int, ...], environment: MutableMapping[str, str] | None = None) -> int:
-    """Keep this process, and threads it starts from now on, on ``cores`` (none: where it may run already), and tell
-    numeric libraries not yet imported to use as many threads. Returns that number. ValueError names cores that the
-    process may not use."""
+def pin(cores: tuple[int, ...]) -> int:
+    """Keep this process, and threads it starts from now on, on ``cores`` (none: where it may run already), and
+    tell numeric libraries not yet imported to use as many threads. Returns that number; ConfigError names cores
+    that the process may not use."""
     chosen = cores or allowed()
     missing = set(chosen) - set(allowed())
     if missing:
-        raise ValueError(f"--cores: this process may not use {', '.join(map(str, sorted(missing)))}")
+        raise ConfigError(f"--cores: this process may not use {', '.join(map(str, sorted(missing)))}")
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-    (os.environ if environment is None else environment).update(thread_variables(len(chosen)))
+    os.environ.update(thread_variables(len(chosen)))
     return len(chosen)
 
 
