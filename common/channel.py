@@ -1,0 +1,258 @@
+"""The control channel between proxies and workers: ``common.messages`` over ZeroMQ.
+
+The proxy binds one ROUTER. A worker connects one DEALER to each proxy, and the life of that connection is a
+*session*:
+
+    1  connected     the worker sends Status; it may already be told Refused
+    2  open          the proxy has answered Welcome; now Generate, Abort, Drain and Ping are delivered
+    3  lost          the connection broke, a queue overflowed, or the proxy was silent for too long
+
+Each session has a routing id and a socket of its own, so nothing of one session leaks into the next. Both
+sides follow one rule: **when a session is lost, every request of that proxy on that worker is void.** Messages
+of a session arrive whole and in order, or the session is lost; nothing is dropped in silence.
+
+A second Welcome within a session says that the proxy had given the worker up (it was silent) and has it back:
+what was before is void too.
+"""
+
+import asyncio
+import errno
+import itertools
+import logging
+import os
+import time
+from typing import cast
+
+import zmq
+import zmq.asyncio
+
+from common.messages import (
+    MessageError,
+    Ping,
+    Refused,
+    ToProxy,
+    ToWorker,
+    Welcome,
+    decode_to_proxy,
+    decode_to_worker,
+    encode,
+)
+
+PING_INTERVAL_S = 0.5
+MAX_QUEUED_MESSAGES = 1000  # per peer and direction, on each side
+MAX_MESSAGE_BYTES = 16 << 20
+RECONNECT_S = (0.05, 1.0)  # first and longest pause between two sessions
+
+Peer = bytes  # routing id: incarnation of the worker and number of the session
+
+logger = logging.getLogger(__name__)
+
+
+def _open_socket(context: zmq.asyncio.Context, kind: int, address: str) -> zmq.asyncio.Socket:
+    """Every option that both ends share; encryption (CURVE keys) belongs here too."""
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = MAX_QUEUED_MESSAGES
+    socket.maxmsgsize = MAX_MESSAGE_BYTES
+    socket.ipv6 = "[" in address
+    socket.handshake_ivl = 3000
+    # A half-open connection (cable pulled, packets dropped) closes after three seconds instead of minutes.
+    socket.heartbeat_ivl = 1000
+    socket.heartbeat_timeout = 3000
+    return socket
+
+
+def _close_socket(socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
+    if not socket.closed:
+        socket.disable_monitor()
+    monitor.close(linger=0)
+    socket.close(linger=0)
+
+
+def _send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> None:
+    """Queue a message without ever waiting; zmq.ZMQError when that is not possible."""
+    cast("asyncio.Future[None]", socket.send_multipart(frames, flags=zmq.DONTWAIT)).result()
+
+
+class WorkerChannel:
+    """The proxy's end: all workers, told apart by ``Peer``. One task receives; anybody sends.
+
+    ``address`` may end in port 0. Raises OSError when it cannot be bound.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.num_malformed = 0
+        self._complained: set[Peer] = set()
+        self._context = zmq.asyncio.Context()
+        self._socket = _open_socket(self._context, zmq.ROUTER, address)
+        self._socket.router_mandatory = True
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            text = os.strerror(error.errno or 0)
+            raise OSError(error.errno, f"cannot listen on {address}: {text}") from error
+        self.address = self._socket.get_string(zmq.LAST_ENDPOINT)
+
+    async def receive(self) -> tuple[Peer, ToProxy]:
+        """The next well-formed message of any worker; others are counted and dropped."""
+        while True:
+            peer, *frames = await self._socket.recv_multipart()
+            try:
+                if len(frames) != 1:
+                    raise MessageError(f"{len(frames)} frames instead of 1")
+                return peer, decode_to_proxy(frames[0])
+            except MessageError as error:
+                self._complain(peer, error)
+
+    def send(self, peer: Peer, message: ToWorker) -> None:
+        """Queue ``message``; raises ConnectionError when the peer is gone or does not read. Never waits."""
+        try:
+            _send_now(self._socket, [peer, encode(message)])
+        except zmq.Again:
+            raise ConnectionError(f"worker {peer!r} does not read: its queue is full") from None
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            raise ConnectionError(f"worker {peer!r} is gone") from None
+
+    async def disconnected(self) -> None:
+        """Returns when some connection has ended. Which one shows when sending: a Ping to each peer tells."""
+        await self._monitor.recv_multipart()
+        self._socket.get(zmq.EVENTS)  # lets the socket forget the dead connection before the next send
+
+    def close(self) -> None:
+        """Safe to repeat."""
+        _close_socket(self._socket, self._monitor)
+        self._context.destroy(linger=0)
+
+    def _complain(self, peer: Peer, error: MessageError) -> None:
+        self.num_malformed += 1
+        if peer in self._complained:
+            return
+        if len(self._complained) >= 1000:  # strangers may invent ids without end
+            self._complained.clear()
+        self._complained.add(peer)
+        logger.warning("worker %r: %s; this and later ones are dropped", peer[:80], error)
+
+
+class ProxyChannel:
+    """A worker's end, one per proxy. Connects and reconnects for ever while one task sits in ``receive``."""
+
+    def __init__(self, address: str, incarnation: str, silent_after_s: float = 4 * PING_INTERVAL_S) -> None:
+        self.address = address
+        self.num_lost = 0
+        self.num_malformed = 0
+        self.proxy_incarnation: str | None = None  # None: the session is not open
+        self._incarnation = incarnation
+        self._silent_after_s = silent_after_s
+        self._heard_at = 0.0
+        self._broken = ""  # why the session cannot go on
+        self._session_numbers = itertools.count()
+        self._pause_s = RECONNECT_S[0]
+        self._context = zmq.asyncio.Context()
+        self._poller = zmq.asyncio.Poller()
+        self._monitor: zmq.asyncio.Socket | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._connect()
+
+    async def receive(self) -> ToWorker:
+        """The next Generate, Abort, Drain or Refused. Ping and Welcome are dealt with here.
+
+        Raises ConnectionError when an open session is lost, once: all requests of this proxy are void then.
+        Call again to go on with the next session.
+        """
+        while True:
+            try:
+                message = await self._next_message()
+            except ConnectionError:
+                await self._reconnect()
+                continue
+            self._heard_at = time.monotonic()
+            if isinstance(message, Welcome):
+                self._welcomed(message)
+            elif isinstance(message, Refused) or (self.proxy_incarnation and not isinstance(message, Ping)):
+                return message
+
+    def send(self, message: ToProxy) -> None:
+        """Queue ``message``. Raises ConnectionError when there is no proxy or it does not read; the message
+        is dropped then, and so is the session: ``receive`` tells."""
+        try:
+            if self._socket is None or self._broken:
+                raise zmq.Again
+            _send_now(self._socket, [encode(message)])
+        except zmq.Again:
+            if self.proxy_incarnation is not None and not self._broken:
+                self._broken = f"{MAX_QUEUED_MESSAGES} messages wait unread"
+            raise ConnectionError(f"proxy {self.address}: {self._broken or 'not connected'}") from None
+
+    def close(self) -> None:
+        self._disconnect()
+        self._context.destroy(linger=0)
+
+    def _welcomed(self, message: Welcome) -> None:
+        again = self.proxy_incarnation is not None
+        self.proxy_incarnation = message.incarnation
+        self._pause_s = RECONNECT_S[0]
+        if again:
+            self.num_lost += 1
+            raise ConnectionError(f"proxy {self.address}: had given this worker up")
+
+    async def _next_message(self) -> ToWorker:
+        """Raises ConnectionError when the session is over."""
+        assert self._socket is not None
+        while True:
+            ready = dict(await self._poller.poll(self._patience_ms()))
+            if self._monitor in ready:
+                self._broken = self._broken or "connection lost"
+            elif not ready and self._patience_ms() == 0:
+                self._broken = f"silent for {self._silent_after_s} s"
+            if self._broken:
+                raise ConnectionError(self._broken)
+            if self._socket in ready:
+                try:
+                    frames = await self._socket.recv_multipart()
+                    return decode_to_worker(b"".join(frames))
+                except MessageError as error:
+                    self.num_malformed += 1
+                    logger.warning("proxy %s: %s", self.address, error)
+
+    def _patience_ms(self) -> int | None:
+        """Time left to hear from the proxy; None outside an open session, when there is nothing to expect."""
+        if self.proxy_incarnation is None:
+            return None
+        return max(0, round(1000 * (self._heard_at + self._silent_after_s - time.monotonic())))
+
+    async def _reconnect(self) -> None:
+        was_open, reason = self.proxy_incarnation is not None, self._broken
+        self._disconnect()
+        if was_open:
+            self._connect()
+            self.num_lost += 1
+            raise ConnectionError(f"proxy {self.address}: {reason}")
+        # Somebody accepts connections there and drops them: without a pause this would spin.
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, RECONNECT_S[1])
+        self._connect()
+
+    def _connect(self) -> None:
+        socket = _open_socket(self._context, zmq.DEALER, self.address)
+        socket.immediate = True  # queue nothing for a proxy that is not there
+        socket.reconnect_ivl, socket.reconnect_ivl_max = (round(1000 * s) for s in RECONNECT_S)
+        socket.routing_id = f"{self._incarnation}.{next(self._session_numbers)}".encode()
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket.connect(self.address)
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        self._socket, self._monitor = socket, monitor
+
+    def _disconnect(self) -> None:
+        self.proxy_incarnation, self._broken = None, ""
+        socket, monitor = self._socket, self._monitor
+        if socket is None or monitor is None:
+            return
+        self._socket = self._monitor = None
+        self._poller.unregister(socket)
+        self._poller.unregister(monitor)
+        _close_socket(socket, monitor)

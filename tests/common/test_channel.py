@@ -1,0 +1,244 @@
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from common import channel as channel_module
+from common.channel import Peer, ProxyChannel, WorkerChannel
+from common.messages import Abort, BlocksStored, Outputs, Ping, Refused, Tokens, ToWorker, Welcome
+
+WAIT_S = 20.0
+HELLO = BlocksStored(())  # stands for any message of a worker
+
+
+@contextmanager
+def listening(address: str = "tcp://127.0.0.1:0") -> Iterator[WorkerChannel]:
+    workers = WorkerChannel(address)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+@contextmanager
+def connected(address: str, name: str = "worker-1", silent_after_s: float = WAIT_S) -> Iterator[ProxyChannel]:
+    proxy = ProxyChannel(address, name, silent_after_s)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+@asynccontextmanager
+async def reading(proxy: ProxyChannel) -> AsyncIterator["asyncio.Queue[ToWorker | ConnectionError]"]:
+    """What a worker's receiving task sees."""
+    seen: asyncio.Queue[ToWorker | ConnectionError] = asyncio.Queue()
+
+    async def read() -> None:
+        while True:
+            try:
+                seen.put_nowait(await proxy.receive())
+            except ConnectionError as error:
+                seen.put_nowait(error)
+
+    task = asyncio.create_task(read())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def announced(workers: WorkerChannel, proxy: ProxyChannel) -> Peer:
+    """The worker says something until it is heard, as its heartbeat does."""
+    hearing = asyncio.create_task(workers.receive())
+    for _ in range(2000):
+        with suppress(ConnectionError):
+            proxy.send(HELLO)
+        done, _ = await asyncio.wait([hearing], timeout=0.01)
+        if done:
+            return hearing.result()[0]
+    raise AssertionError("the worker was never heard")
+
+
+def flood(send: Callable[[], None]) -> None:
+    for _ in range(1000):
+        send()
+
+
+async def expect_loss(seen: "asyncio.Queue[ToWorker | ConnectionError]") -> str:
+    event = await asyncio.wait_for(seen.get(), WAIT_S)
+    assert isinstance(event, ConnectionError), event
+    return str(event)
+
+
+async def test_messages_pass_both_ways_in_order() -> None:
+    with listening() as workers, connected(workers.address) as proxy:
+        async with reading(proxy) as seen:
+            peer = await announced(workers, proxy)
+            workers.send(peer, Welcome("proxy-1"))
+            aborts = [Abort(f"request-{i}", 0) for i in range(100)]
+            for abort in aborts:
+                workers.send(peer, abort)
+            assert [await asyncio.wait_for(seen.get(), WAIT_S) for _ in aborts] == aborts
+            assert proxy.proxy_incarnation == "proxy-1"
+            outputs = [Outputs((Tokens("r", 0, i, (i,)),)) for i in range(100)]
+            for output in outputs:
+                proxy.send(output)
+            received: list[Outputs] = []
+            while len(received) < len(outputs):
+                sender, message = await asyncio.wait_for(workers.receive(), WAIT_S)
+                assert sender == peer
+                if isinstance(message, Outputs):
+                    received.append(message)
+            assert received == outputs
+
+
+async def test_nothing_but_a_refusal_is_delivered_before_the_welcome() -> None:
+    with listening() as workers, connected(workers.address) as proxy:
+        async with reading(proxy) as seen:
+            peer = await announced(workers, proxy)
+            workers.send(peer, Abort("void", 0))
+            workers.send(peer, Refused("dtype differs"))
+            assert await asyncio.wait_for(seen.get(), WAIT_S) == Refused("dtype differs")
+
+
+async def test_a_second_welcome_voids_what_was_before() -> None:
+    with listening() as workers, connected(workers.address) as proxy:
+        async with reading(proxy) as seen:
+            peer = await announced(workers, proxy)
+            workers.send(peer, Welcome("proxy-1"))
+            workers.send(peer, Abort("before", 0))
+            workers.send(peer, Welcome("proxy-1"))
+            workers.send(peer, Abort("after", 0))
+            assert await asyncio.wait_for(seen.get(), WAIT_S) == Abort("before", 0)
+            assert "given this worker up" in await expect_loss(seen)
+            assert await asyncio.wait_for(seen.get(), WAIT_S) == Abort("after", 0)
+
+
+async def test_a_worker_survives_the_restart_of_its_proxy() -> None:
+    with listening() as workers:
+        address = workers.address
+        with connected(address) as proxy:
+            async with reading(proxy) as seen:
+                first = await announced(workers, proxy)
+                workers.send(first, Welcome("proxy-1"))
+                workers.send(first, Abort("old", 0))
+                assert await asyncio.wait_for(seen.get(), WAIT_S) == Abort("old", 0)
+                workers.close()
+                assert "connection lost" in await expect_loss(seen)
+                assert proxy.proxy_incarnation is None
+                with listening(address) as restarted:
+                    second = await announced(restarted, proxy)
+                    assert second != first
+                    restarted.send(second, Welcome("proxy-2"))
+                    restarted.send(second, Abort("new", 0))
+                    assert await asyncio.wait_for(seen.get(), WAIT_S) == Abort("new", 0)
+                    assert proxy.proxy_incarnation == "proxy-2"
+
+
+async def test_a_silent_proxy_is_noticed_and_one_that_pings_is_not() -> None:
+    with listening() as workers, connected(workers.address, silent_after_s=1.0) as proxy:
+        async with reading(proxy) as seen:
+            peer = await announced(workers, proxy)
+            workers.send(peer, Welcome("proxy-1"))
+            for _ in range(15):
+                workers.send(peer, Ping("proxy-1"))
+                done = await asyncio.wait([asyncio.create_task(seen.get())], timeout=0.1)
+                assert not done[0]
+                for pending in done[1]:
+                    pending.cancel()
+            assert "silent" in await expect_loss(seen)
+
+
+async def test_sending_to_a_worker_that_left_fails_at_once_and_its_end_is_announced() -> None:
+    with listening() as workers:
+        with connected(workers.address) as proxy:
+            async with reading(proxy):
+                peer = await announced(workers, proxy)
+        await asyncio.wait_for(workers.disconnected(), WAIT_S)
+        with pytest.raises(ConnectionError, match="gone"):
+            workers.send(peer, Ping("proxy-1"))
+        with pytest.raises(ConnectionError, match="gone"):
+            workers.send(b"nobody", Ping("proxy-1"))
+
+
+async def test_a_worker_that_does_not_read_fills_its_own_queue_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MAX_QUEUED_MESSAGES", 10)
+    with (
+        listening() as workers,
+        connected(workers.address) as stuck,
+        connected(workers.address, "2") as healthy,
+    ):
+        async with reading(healthy) as seen:
+            stuck_peer, healthy_peer = await announced(workers, stuck), b""
+            while healthy_peer in (b"", stuck_peer):
+                healthy_peer = await announced(workers, healthy)
+            big = Abort("x" * 1_000_000, 0)
+            with pytest.raises(ConnectionError, match="does not read"):
+                flood(lambda: workers.send(stuck_peer, big))
+            workers.send(healthy_peer, Welcome("proxy-1"))
+            workers.send(healthy_peer, Abort("r", 0))
+            assert await asyncio.wait_for(seen.get(), WAIT_S) == Abort("r", 0)
+
+
+async def test_a_proxy_that_does_not_read_costs_the_session_and_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_module, "MAX_QUEUED_MESSAGES", 10)
+    with listening() as workers, connected(workers.address) as proxy:
+        async with reading(proxy) as seen:
+            peer = await announced(workers, proxy)
+            workers.send(peer, Welcome("proxy-1"))
+            workers.send(peer, Abort("r", 0))
+            assert await asyncio.wait_for(seen.get(), WAIT_S) == Abort("r", 0)
+            big = BlocksStored((b"x" * 1_000_000,))
+            with pytest.raises(ConnectionError, match="unread"):
+                flood(lambda: proxy.send(big))
+            workers.send(peer, Ping("proxy-1"))
+            assert "unread" in await expect_loss(seen)
+
+
+async def test_malformed_messages_are_counted_and_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    context = zmq.asyncio.Context()
+    with listening() as workers, connected(workers.address) as proxy:
+        stranger = context.socket(zmq.DEALER)
+        stranger.connect(workers.address)
+        for frames in ([b"\x80\x04pickle"], [b""], [b"a", b"b"], [b"\xc1" * 100], [b"\x81\xa4type\xa4Boom"]):
+            await stranger.send_multipart(frames)
+        async with reading(proxy):
+            while workers.num_malformed < 5:
+                await announced(workers, proxy)
+    context.destroy(linger=0)
+    assert len([r for r in caplog.records if "dropped" in r.message]) == 1
+
+
+async def test_a_port_that_closes_connections_is_retried_with_pauses() -> None:
+    times: list[float] = []
+    enough = asyncio.Event()
+
+    async def slam(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) == 4:
+            enough.set()
+        writer.close()
+
+    server = await asyncio.start_server(slam, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with connected(f"tcp://127.0.0.1:{port}") as proxy:
+        async with reading(proxy):
+            await asyncio.wait_for(enough.wait(), WAIT_S)
+    server.close()
+    await server.wait_closed()
+    assert times[3] - times[0] > 3 * channel_module.RECONNECT_S[0]
+
+
+async def test_a_taken_port_is_an_error_that_names_the_address() -> None:
+    with listening() as workers:
+        with pytest.raises(OSError, match=workers.address) as raised:
+            WorkerChannel(workers.address)
+        assert raised.value.errno == errno.EADDRINUSE
