@@ -8,8 +8,8 @@ The proxy binds one ROUTER. A worker connects one DEALER to each proxy, and the 
     3  lost          the connection broke, a queue overflowed, or the proxy was silent for too long
 
 Each session has a routing id and a socket of its own, so nothing of one session leaks into the next. Both
-sides follow one rule: **when a session is lost, every request of that proxy on that worker is void.** Messages
-of a session arrive whole and in order, or the session is lost; nothing is dropped in silence.
+sides follow one rule: **when a session is lost, every request of that proxy on that worker is void.** Its
+messages arrive whole and in order, or it is lost; nothing is dropped in silence.
 
 A second Welcome within a session says that the proxy had given the worker up (it was silent) and has it back:
 what was before is void too.
