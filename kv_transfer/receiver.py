@@ -132,7 +132,7 @@ class Receiver:
         peer = _Peer(self, connection)
         try:
             await peer.run()
-        except* (ConnectionError, TimeoutError) as group:
+        except* OSError as group:
             log.info("prefill worker at %s left: %s", connection.peer, group.exceptions[0])
         except* MessageError as group:
             self.counters.num_fenced["malformed"] += 1

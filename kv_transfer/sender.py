@@ -268,12 +268,9 @@ class _Link:
         reason = "closed"
         try:
             await self._talk()
-        except (ConnectionError, MessageError, TimeoutError) as error:
-            reason = str(error)
-        except BaseExceptionGroup as group:
-            reason = "; ".join(str(error) for error in group.exceptions)
-            if group.split((ConnectionError, MessageError, TimeoutError))[1] is not None:
-                log.exception("link to decode worker %s failed", self._target.address)
+        except* (OSError, ValueError) as group:  # lost, silent, not speaking the protocol, or an address that is none
+            reason = "; ".join(str(error) or type(error).__name__ for error in group.exceptions)
+            log.warning("link to decode worker %s ended: %s", self._target.address, reason)
         finally:
             self._sender._links.pop(self._target, None)
             error = WorkerError("peer_lost", f"decode worker at {self._target.address}: {reason}")

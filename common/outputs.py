@@ -1,0 +1,43 @@
+"""From what an engine reports to what a proxy is told."""
+
+import os
+
+from common.engine import Engine
+from common.messages import ModelInfo, Role, Status, Tokens
+from common.sequence import StepOutput
+from common.timings import timings_of
+
+
+def tokens_of(output: StepOutput) -> Tokens:
+    """To be called in the engine's thread: the sequence goes on growing."""
+    sequence = output.sequence
+    tells_timings = output.finish_reason is not None or sequence.num_output_tokens == len(output.token_ids)
+    return Tokens(
+        request_id=sequence.key.request_id,
+        attempt=sequence.key.attempt,
+        start=sequence.num_output_tokens - len(output.token_ids),
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        finish_reason=output.finish_reason,
+        error=output.error,
+        num_cached_tokens=sequence.num_cached_tokens,
+        timings=timings_of(sequence) if tells_timings else {},
+    )
+
+
+def status_of(
+    engine: Engine, incarnation: str, name: str, role: Role, address: str, draining: bool, counters: dict[str, float]
+) -> Status:
+    return Status(
+        incarnation=incarnation,
+        name=name,
+        role=role,
+        address=address,
+        pid=os.getpid(),
+        layout=engine.layout,
+        model=engine.model,
+        load=engine.load(),
+        draining=draining,
+        max_sequence_tokens=engine.max_sequence_tokens,
+        counters=counters,
+    )

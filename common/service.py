@@ -1,0 +1,200 @@
+"""A worker's conversation with its proxies, the same for both roles.
+
+A request is *owned* by the proxy session it came by, from Generate (or a hand-over) until one of: its terminal Tokens,
+the hand-over to another worker, or the loss of the session, which aborts it. Every Generate is answered with exactly
+one terminal Tokens by this worker or by the one it was handed to.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Protocol
+
+from common.channel import ProxyChannel
+from common.config import WorkerConfig
+from common.messages import (
+    Abort,
+    Drain,
+    Generate,
+    Outputs,
+    Refusal,
+    Refused,
+    Status,
+    ToProxy,
+    Tokens,
+    ToWorker,
+    WorkerError,
+)
+from common.sequence import SequenceKey
+
+logger = logging.getLogger(__name__)
+
+
+class Role(Protocol):
+    """What a prefill or decode worker does with what proxies say."""
+
+    def status(self, draining: bool) -> Status: ...
+
+    def generate(self, message: Generate) -> None:
+        """Take the request in; raises ``Refusal``."""
+        ...
+
+    def abort(self, key: SequenceKey, reason: str) -> None:
+        """Stop work on it wherever it is; unknown keys are ignored."""
+        ...
+
+    def idle(self) -> bool:
+        """Nothing is under way: a draining worker may exit."""
+        ...
+
+    def drain(self) -> None:
+        """From now on only finish what is under way."""
+        ...
+
+
+class Service:
+    """Runs in the worker's main event loop."""
+
+    def __init__(self, config: WorkerConfig, incarnation: str, role: Role) -> None:
+        self._interval_s = config.heartbeat_interval_s
+        self._drain_timeout_s = config.drain_timeout_s
+        self._role = role
+        self._channels = [ProxyChannel(address, incarnation) for address in config.proxies]
+        self._owners: dict[SequenceKey, ProxyChannel] = {}
+        self._draining = False
+        self._beat = asyncio.Event()
+        self.num_dropped = 0  # outputs that a lost proxy session could not take
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._owners)
+
+    async def run(self) -> None:
+        """Serve until drained."""
+        conversations = [asyncio.create_task(self._converse(channel)) for channel in self._channels]
+        heart = asyncio.create_task(self._heartbeat())
+        try:
+            done, _ = await asyncio.wait([heart, *conversations], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (heart, *conversations):
+                task.cancel()
+            await asyncio.gather(heart, *conversations, return_exceptions=True)
+            for channel in self._channels:
+                channel.close()
+
+    def drain(self) -> None:
+        """Take no new work; ``run`` returns when nothing is under way, or when the drain time is over."""
+        if self._draining:
+            return
+        logger.info("draining: %d requests under way", len(self._owners))
+        self._draining = True
+        self._role.drain()
+        asyncio.get_running_loop().call_later(self._drain_timeout_s, self._cut_off)
+        self._beat.set()
+
+    def owns(self, key: SequenceKey) -> bool:
+        return key in self._owners
+
+    def adopt(self, key: SequenceKey, proxy: str) -> None:
+        """Own a request that another worker hands over; raises ``Refusal`` where its proxy is not known."""
+        for channel in self._channels:
+            if channel.proxy_incarnation == proxy:
+                self._owners[key] = channel
+                return
+        raise Refusal("peer_lost", f"decode worker has no connection to proxy {proxy}")
+
+    def forget(self, key: SequenceKey) -> None:
+        """The request was handed to another worker, which owes the rest."""
+        self._owners.pop(key, None)
+
+    def fail(self, key: SequenceKey, error: WorkerError) -> None:
+        """End the request with an error; nothing happens if it has ended already."""
+        self.publish([Tokens(key.request_id, key.attempt, 0, finish_reason="error", error=error)])
+
+    def publish(self, outputs: Iterable[Tokens]) -> None:
+        """Send to each proxy what belongs to it, in one message. What nobody owns any more is left out."""
+        batches: dict[ProxyChannel, list[Tokens]] = defaultdict(list)
+        for tokens in outputs:
+            key = SequenceKey(tokens.request_id, tokens.attempt)
+            channel = self._owners.get(key)
+            if channel is None:
+                continue
+            batches[channel].append(tokens)
+            if tokens.finish_reason is not None:
+                del self._owners[key]
+        for channel, batch in batches.items():
+            self._send(channel, Outputs(tuple(batch)))
+
+    def announce(self, message: ToProxy) -> None:
+        """Tell every proxy."""
+        for channel in self._channels:
+            self._send(channel, message)
+
+    def _send(self, channel: ProxyChannel, message: ToProxy) -> None:
+        try:
+            channel.send(message)
+        except ConnectionError:
+            if isinstance(message, Outputs):
+                self.num_dropped += len(message.tokens)  # the session is lost: its requests are about to be aborted
+
+    async def _converse(self, channel: ProxyChannel) -> None:
+        while True:
+            try:
+                self._hear(channel, await channel.receive())
+            except ConnectionError as error:
+                logger.warning("%s", error)
+                self._abort_all(channel, "proxy lost")
+
+    def _hear(self, channel: ProxyChannel, message: ToWorker) -> None:
+        match message:
+            case Generate():
+                self._generate(channel, message)
+            case Abort(request_id=request_id, attempt=attempt):
+                self._role.abort(SequenceKey(request_id, attempt), "aborted by the proxy")
+            case Drain():
+                self.drain()
+            case Refused(reason=reason):
+                logger.error("proxy %s refuses this worker: %s", channel.address, reason)
+            case _:
+                pass
+
+    def _generate(self, channel: ProxyChannel, message: Generate) -> None:
+        key = SequenceKey(message.request_id, message.attempt)
+        if key in self._owners:
+            logger.warning("repeated Generate for %s is ignored", key)
+            return
+        self._owners[key] = channel
+        try:
+            if self._draining:
+                raise Refusal("draining", "worker is draining")
+            self._role.generate(message)
+        except Refusal as refusal:
+            self.fail(key, refusal.error)
+
+    def _abort_all(self, channel: ProxyChannel, reason: str) -> None:
+        for key in [key for key, owner in self._owners.items() if owner is channel]:
+            del self._owners[key]
+            self._role.abort(key, reason)
+
+    async def _heartbeat(self) -> None:
+        """Status on a timer and whenever ``drain`` asks; ends when a drain is complete."""
+        while True:
+            self.announce(self._role.status(self._draining))
+            if self._draining and not self._owners and self._role.idle():
+                return
+            self._beat.clear()
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._beat.wait()
+            except TimeoutError:
+                pass
+
+    def _cut_off(self) -> None:
+        """The drain time is over: end what is left with an error, so that its proxy can try elsewhere."""
+        for key in list(self._owners):
+            self.fail(key, WorkerError("draining", "worker stops: drain time is over"))
+            self._role.abort(key, "drain time is over")
+        self._beat.set()

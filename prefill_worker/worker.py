@@ -1,0 +1,106 @@
+"""The life of a prefill worker: takes prompts, gives blocks.
+
+A request with a decode worker named in it is offered to that worker at once and queued in the engine; finished blocks go
+to the sender after every step, the first token to the proxy, and what the decode worker has taken over is freed. A request
+without one is served to its end here.
+
+Three threads meet in this class: the engine's calls ``on_step``, the sender lives in the transfer loop, everything else
+in the main loop. They pass messages by ``call_soon_threadsafe`` and share nothing but the engine, which locks itself.
+"""
+
+import asyncio
+
+from common.config import TransferConfig
+from common.engine import Engine
+from common.loop_thread import LoopThread
+from common.messages import Generate, Status, Tokens
+from common.outputs import status_of, tokens_of
+from common.sequence import Sequence, SequenceKey, StepOutput
+from common.service import Service
+from common.timings import timings_of
+from kv_transfer.sender import Outcome, Sender
+
+
+class PrefillWorker:
+    def __init__(self, engine: Engine, transfers: LoopThread, config: TransferConfig, incarnation: str, name: str) -> None:
+        self._engine = engine
+        self._transfers = transfers
+        self._incarnation = incarnation
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._sender = Sender(
+            engine, config, incarnation, engine.layout, engine.cache.block_bytes, self._transfer_ended
+        )
+        self.service: Service | None = None
+
+    # Main loop
+
+    def status(self, draining: bool) -> Status:
+        return status_of(self._engine, self._incarnation, self._name, "prefill", "", draining, self._counters())
+
+    def generate(self, message: Generate) -> None:
+        sequence = Sequence.from_generate(message, handoff=message.decode is not None)
+        self._engine.add(sequence)
+        if message.decode is not None:
+            self._transfers.call(self._sender.offer, message, sequence)
+
+    def abort(self, key: SequenceKey, reason: str) -> None:
+        self._engine.abort(key, reason)
+
+    def drain(self) -> None:
+        pass  # no new Generate comes; what is under way is handed over or finished
+
+    def idle(self) -> bool:
+        return self._sender.num_open == 0
+
+    # Engine thread
+
+    def on_step(self, outputs: list[StepOutput]) -> None:
+        self._loop.call_soon_threadsafe(self._publish, [tokens_of(o) for o in outputs if o.token_ids or o.finish_reason])
+        for output in outputs:
+            if output.sequence.handoff:
+                self._pass_on(output)
+
+    def _pass_on(self, output: StepOutput) -> None:
+        key = output.sequence.key
+        if output.finish_reason is not None:
+            self._transfers.call(self._sender.cancel, key, output.finish_reason)
+        elif output.token_ids:
+            timings = timings_of(output.sequence)
+            self._transfers.call(self._sender.hand_over, key, output.token_ids, output.logprobs, timings)
+        else:
+            self._transfers.call(self._sender.progress, key, output.sequence.num_computed)
+
+    # Transfer loop
+
+    def _transfer_ended(self, outcome: Outcome) -> None:
+        self._loop.call_soon_threadsafe(self._hand_over_ended, outcome)
+
+    # Main loop again
+
+    def _publish(self, outputs: list[Tokens]) -> None:
+        assert self.service is not None
+        self.service.publish(outputs)
+
+    def _hand_over_ended(self, outcome: Outcome) -> None:
+        assert self.service is not None
+        key, error, exposed_s = outcome
+        if error is not None:
+            self.service.fail(key, error)
+            self._engine.abort(key, error.message)
+            return
+        timings = {"exposed_transfer_s": exposed_s}
+        self.service.publish([Tokens(key.request_id, key.attempt, 0, timings=timings)])
+        self.service.forget(key)
+        self._engine.release(key)
+
+    def _counters(self) -> dict[str, float]:
+        counters = self._sender.counters
+        failed = {f"transfers_failed_total:{code}": float(n) for code, n in counters.num_failed.items()}
+        return failed | {
+            "transfers_sent_total": counters.num_landed,
+            "transfers_cancelled_total": counters.num_cancelled,
+            "transfer_sent_bytes_total": counters.sent_bytes,
+            "transfer_sent_blocks_total": counters.sent_blocks,
+            "transfer_skipped_blocks_total": counters.skipped_blocks,
+        }
