@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Started by the constructor; ``close`` ends it. ``call`` and ``run`` may be used from any other thread."""
+    """Started by the constructor; ``close`` ends it. ``call`` and ``run`` may be used from any other
+    thread."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -18,7 +19,8 @@ class LoopThread:
         self._thread.start()
 
     def call(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run a plain function in the loop soon; calls keep their order. Nothing happens once the loop has ended."""
+        """Run a plain function in the loop soon; calls keep their order. Nothing happens once the loop has
+        ended."""
         try:
             self.loop.call_soon_threadsafe(lambda: function(*args, **kwargs))
         except RuntimeError:

@@ -4,11 +4,12 @@ Three conversations, each a tagged union:
 
 - proxy -> worker: ``Generate``, ``Abort``, ``Welcome``, ``Refused``, ``Ping``, ``Drain``
 - worker -> proxy: ``Status``, ``Outputs``, ``BlocksStored``, ``BlocksRemoved``
-- prefill <-> decode: ``Hello`` / ``Welcome`` / ``Refused`` when two workers meet, then
-  ``Offer``, ``Blocks``, ``Handover``, ``Cancel`` one way and ``Accept``, ``Refuse``, ``Credit``, ``Landed``, ``Failed`` back
+- prefill <-> decode: ``Hello`` / ``Welcome`` / ``Refused`` when two workers meet, then ``Offer``, ``Blocks``,
+  ``Handover``, ``Cancel`` one way and ``Accept``, ``Refuse``, ``Credit``, ``Landed``, ``Failed`` back
 
-On the wire a message is a MessagePack map with its tag under ``type``; the plain ``msgpack`` package reads it.
-``decode_*`` raises ``MessageError`` naming the field when a peer sends something else: nothing received is trusted.
+On the wire a message is a MessagePack map with its tag under ``type``; the plain ``msgpack`` package reads
+it. ``decode_*`` raises ``MessageError`` naming the field when a peer sends something else: nothing received
+is trusted.
 """
 
 from typing import Literal, TypeVar
@@ -50,7 +51,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     seed: int = 0  # always set (the proxy draws one), so that a retry draws the same tokens
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    num_logprobs: int | None = None  # alternatives per token; 0: only the chosen one; None: no log-probabilities
+    num_logprobs: int | None = None  # alternatives per token; 0: only the chosen token; None: none at all
 
 
 class DecodeTarget(Struct, frozen=True):
@@ -128,8 +129,8 @@ class Refusal(Exception):
 
 
 class Tokens(Struct, frozen=True, omit_defaults=True):
-    """New output tokens of one attempt. ``start`` is the index of the first one in the request's output, so that
-    the receiver can put messages of two workers in order and drop what it has already."""
+    """New output tokens of one attempt. ``start`` is the index of the first one in the request's output, so
+    that the receiver can put messages of two workers in order and drop what it has already."""
 
     request_id: str
     attempt: int
@@ -161,7 +162,8 @@ class Layout(Struct, frozen=True):
     tensor_parallel_size: int = 1
 
     def difference(self, other: "Layout") -> str | None:
-        """The first field in which the two differ, with both values; None when blocks can move between them."""
+        """The first field in which the two differ, with both values; None when blocks can move between
+        them."""
         for field in self.__struct_fields__:
             ours, theirs = getattr(self, field), getattr(other, field)
             if ours != theirs:
@@ -199,7 +201,7 @@ class Status(Struct, frozen=True, tag=True):
     load: Load
     draining: bool = False
     max_sequence_tokens: int = 0  # the longest sequence (prompt and output) its pool can ever hold
-    counters: dict[str, float] = {}  # totals since start by metric name, shown by the proxy with the worker's name
+    counters: dict[str, float] = {}  # totals since start, by metric name or name:label
 
 
 class BlocksStored(Struct, frozen=True, tag=True):
@@ -258,7 +260,8 @@ class Credit(Struct, frozen=True, tag=True):
 
 class Handover(Struct, frozen=True, tag=True):
     """All blocks were sent: the receiver continues the sequence. ``generate`` carries what it needs to go on:
-    prompt, sampling and seed; ``token_ids`` and ``logprobs`` are what the sender sampled, told to the proxy already."""
+    prompt, sampling and seed; ``token_ids`` and ``logprobs`` are what the sender sampled, told to the proxy
+    already."""
 
     transfer_id: str
     generate: Generate
@@ -290,7 +293,21 @@ class Cancel(Struct, frozen=True, tag=True):
 
 ToWorker = Generate | Abort | Welcome | Refused | Ping | Drain
 ToProxy = Status | Outputs | BlocksStored | BlocksRemoved
-Transfer = Hello | Welcome | Refused | Offer | Accept | Refuse | Blocks | Credit | Handover | Landed | Failed | Cancel | Ping
+Transfer = (
+    Hello
+    | Welcome
+    | Refused
+    | Offer
+    | Accept
+    | Refuse
+    | Blocks
+    | Credit
+    | Handover
+    | Landed
+    | Failed
+    | Cancel
+    | Ping
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

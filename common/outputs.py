@@ -3,7 +3,7 @@
 import os
 
 from common.engine import Engine
-from common.messages import ModelInfo, Role, Status, Tokens
+from common.messages import Role, Status, Tokens
 from common.sequence import StepOutput
 from common.timings import timings_of
 
@@ -26,7 +26,13 @@ def tokens_of(output: StepOutput) -> Tokens:
 
 
 def status_of(
-    engine: Engine, incarnation: str, name: str, role: Role, address: str, draining: bool, counters: dict[str, float]
+    engine: Engine,
+    incarnation: str,
+    name: str,
+    role: Role,
+    address: str,
+    draining: bool,
+    counters: dict[str, float],
 ) -> Status:
     return Status(
         incarnation=incarnation,

@@ -5,10 +5,9 @@
     PARKED    a prompt whose first token is sampled, its blocks waiting to be taken by a decode worker
     FINISHED  ended; holds nothing
 
-``token_ids`` always holds all tokens known, ``num_computed`` of which have their keys and values in the blocks. A step
-closes part of that gap; when it closes all of it, the next token is sampled and appended. Prefill, chunked prefill,
-decode and recompute after preemption are this one case.
-"""
+``token_ids`` always holds all tokens known, ``num_computed`` of which have their keys and values in the
+blocks. A step closes part of that gap; when it closes all of it, the next token is sampled and appended.
+Prefill, chunked prefill, decode and recompute after preemption are this one case."""
 
 import time
 from dataclasses import dataclass, field

@@ -1,9 +1,8 @@
 """A worker's conversation with its proxies, the same for both roles.
 
-A request is *owned* by the proxy session it came by, from Generate (or a hand-over) until one of: its terminal Tokens,
-the hand-over to another worker, or the loss of the session, which aborts it. Every Generate is answered with exactly
-one terminal Tokens by this worker or by the one it was handed to.
-"""
+A request is *owned* by the proxy session it came by, from Generate (or a hand-over) until one of: its
+terminal Tokens, the hand-over to another worker, or the loss of the session, which aborts it. Every Generate
+is answered with exactly one terminal Tokens by this worker or by the one it was handed to."""
 
 import asyncio
 import logging
@@ -21,8 +20,8 @@ from common.messages import (
     Refusal,
     Refused,
     Status,
-    ToProxy,
     Tokens,
+    ToProxy,
     ToWorker,
     WorkerError,
 )
@@ -138,7 +137,9 @@ class Service:
             channel.send(message)
         except ConnectionError:
             if isinstance(message, Outputs):
-                self.num_dropped += len(message.tokens)  # the session is lost: its requests are about to be aborted
+                self.num_dropped += len(
+                    message.tokens
+                )  # the session is lost: its requests are about to be aborted
 
     async def _converse(self, channel: ProxyChannel) -> None:
         while True:

@@ -1,11 +1,12 @@
 """The life of a decode worker: takes blocks, gives tokens.
 
-Sequences come in two ways: handed over by a prefill worker, their prompt's blocks landed in the cache, or as a Generate
-from a proxy, prompt and all (no prefill worker at hand, or not worth one). From there on they are the same.
+Sequences come in two ways: handed over by a prefill worker, their prompt's blocks landed in the cache, or as
+a Generate from a proxy, prompt and all (no prefill worker at hand, or not worth one). From there on they are
+the same.
 
-Three threads meet in this class: the engine's calls ``on_step``, the receiver lives in the transfer loop, everything
-else in the main loop. They pass messages by ``call_soon_threadsafe`` and share nothing but the engine, which locks itself.
-"""
+Three threads meet in this class: the engine's calls ``on_step``, the receiver lives in the transfer loop,
+everything else in the main loop. They pass messages by ``call_soon_threadsafe`` and share nothing but the
+engine, which locks itself."""
 
 import asyncio
 
@@ -20,7 +21,9 @@ from kv_transfer.receiver import Receiver
 
 
 class DecodeWorker:
-    def __init__(self, engine: Engine, transfers: LoopThread, config: TransferConfig, incarnation: str, name: str) -> None:
+    def __init__(
+        self, engine: Engine, transfers: LoopThread, config: TransferConfig, incarnation: str, name: str
+    ) -> None:
         self._engine = engine
         self._transfers = transfers
         self._incarnation = incarnation
@@ -60,21 +63,24 @@ class DecodeWorker:
     # Engine thread
 
     def on_step(self, outputs: list[StepOutput]) -> None:
-        self._loop.call_soon_threadsafe(self._publish, [tokens_of(o) for o in outputs if o.token_ids or o.finish_reason])
+        self._loop.call_soon_threadsafe(
+            self._publish, [tokens_of(o) for o in outputs if o.token_ids or o.finish_reason]
+        )
         if any(output.finish_reason is not None for output in outputs):
             self._transfers.call(self.receiver.admit_waiting)
 
     # Transfer loop
 
     def _abort(self, key: SequenceKey, reason: str) -> None:
-        """Here, not in the main loop: a sequence is always either in the receiver or in the engine as this loop sees it,
-        so an abort cannot slip through between the two."""
+        """Here, not in the main loop: a sequence is always either in the receiver or in the engine as this
+        loop sees it, so an abort cannot slip through between the two."""
         if not self.receiver.abort(key, reason):
             self._engine.abort(key, reason)
 
     def _adopt(self, reservation: Reservation, handover: Handover) -> None:
-        """The blocks have landed: continue the sequence from the tokens that the prefill worker sampled. The proxy is told
-        those once more, so that it has no gap should the first telling be lost with its sender."""
+        """The blocks have landed: continue the sequence from the tokens that the prefill worker sampled. The
+        proxy is told those once more, so that it has no gap should the first telling be lost with its
+        sender."""
         generate = handover.generate
         sequence = Sequence.from_generate(generate, handoff=False)
         first = Tokens(

@@ -1,11 +1,11 @@
 """The arithmetic of the model behind one small interface.
 
-``Ops`` is what the decoder calls; a plain module with these functions is an implementation. ``kernels.cpu`` is written
-in PyTorch and is the specification: every other implementation is tested against it. ``select`` picks by device.
+``Ops`` is what the decoder calls; a plain module with these functions is an implementation. ``kernels.cpu``
+is written in PyTorch and is the specification: every other implementation is tested against it. ``select``
+picks by device.
 
-Letters in shapes: T tokens in the step, S sequences, H query heads, G key/value heads, D head dim, B block size,
-N blocks in the pool, I input features, O output features, V vocabulary.
-"""
+Letters in shapes: T tokens in the step, S sequences, H query heads, G key/value heads, D head dim, B block
+size, N blocks in the pool, I input features, O output features, V vocabulary."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,9 +18,9 @@ from torch import Tensor
 class AttentionBatch:
     """Which tokens of a step belong to which sequence, and where their keys and values are.
 
-    Sequence ``s`` owns rows ``query_starts[s]:query_starts[s + 1]`` of the step's tokens. They are the last ones of its
-    ``context_lens[s]`` tokens, all of whose keys and values are in the blocks ``block_tables[s]`` when attention runs.
-    """
+    Sequence ``s`` owns rows ``query_starts[s]:query_starts[s + 1]`` of the step's tokens. They are the last
+    ones of its ``context_lens[s]`` tokens, all of whose keys and values are in the blocks ``block_tables[s]``
+    when attention runs."""
 
     query_starts: Tensor  # [S + 1] int32
     context_lens: Tensor  # [S] int32, at least the number of query rows
@@ -42,7 +42,8 @@ class LinearWeight:
 
 
 class Ops(Protocol):
-    """Operations of a Llama-family decoder. Tensors are contiguous unless stated; results may be new or reused."""
+    """Operations of a Llama-family decoder. Tensors are contiguous unless stated; results may be new or
+    reused."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
         """``weight`` [O, I] and ``bias`` [O] in the layout that ``linear`` reads."""
@@ -65,19 +66,21 @@ class Ops(Protocol):
         ...
 
     def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate ``q`` [T, H, D] and ``k`` [T, G, D], rotate-half pairing, by ``cos_sin`` [max positions, D] (first
-        half cosines, second half sines, float32) (Su et al., 2021)."""
+        """Rotate ``q`` [T, H, D] and ``k`` [T, G, D], rotate-half pairing, by ``cos_sin`` [max positions, D]
+        (first half cosines, second half sines, float32) (Su et al., 2021)."""
         ...
 
     def store_kv(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
-        """Write ``k``, ``v`` [T, G, D] into one layer's ``cache`` [N, 2, G, B, D] (keys, then values; the block
-        dimension may be strided) at ``slots`` [T]."""
+        """Write ``k``, ``v`` [T, G, D] into one layer's ``cache`` [N, 2, G, B, D] (keys, then values; the
+        block dimension may be strided) at ``slots`` [T]."""
         ...
 
-    def paged_attention(self, q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, window: int) -> Tensor:
-        """Causal attention of ``q`` [T, H, D] over the sequences' blocks in ``cache`` [N, 2, G, B, D] -> [T, H, D].
-        Query head h reads key/value head h // (H / G). ``window`` > 0 limits a token to the last ``window`` positions,
-        its own included; 0: no limit."""
+    def paged_attention(
+        self, q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, window: int
+    ) -> Tensor:
+        """Causal attention of ``q`` [T, H, D] over the sequences' blocks in ``cache`` [N, 2, G, B, D] -> [T,
+        H, D]. Query head h reads key/value head h // (H / G). ``window`` > 0 limits a token to the last
+        ``window`` positions, its own included; 0: no limit."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

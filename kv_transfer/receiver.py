@@ -6,10 +6,10 @@ The life of an incoming transfer:
     OPEN      blocks reserved, Accept sent; payloads land in them
     ENDED     adopted by the engine (Landed), or given up (Refuse, Failed, Cancel, connection lost)
 
-Only blocks of an OPEN transfer are ever written, only by the connection that opened it, each once: whatever else arrives
-is skipped and counted. The reservation goes back to the pool when no payload is being written into it any more, so a
-transfer given up in the middle of a payload ends when that payload does. Runs in one event loop.
-"""
+Only blocks of an OPEN transfer are ever written, only by the connection that opened it, each once: whatever
+else arrives is skipped and counted. The reservation goes back to the pool when no payload is being written
+into it any more, so a transfer given up in the middle of a payload ends when that payload does. Runs in one
+event loop."""
 
 import asyncio
 import logging
@@ -17,7 +17,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
 from common import messages
@@ -63,7 +62,8 @@ class BlockSink(Protocol):
     """The engine as the receiver sees it."""
 
     def reserve(self, num_tokens: int, block_hashes: tuple[bytes, ...]) -> Reservation | None:
-        """Blocks for ``num_tokens`` tokens and room to go on; None: not now. Raises ``Refusal`` when never."""
+        """Blocks for ``num_tokens`` tokens and room to go on; None: not now. Raises ``Refusal`` when
+        never."""
         ...
 
     def landing_views(self, reservation: Reservation, first: int, count: int) -> list[memoryview]:
@@ -150,7 +150,8 @@ class Receiver:
         return False
 
     def admit_waiting(self) -> None:
-        """Accept queued offers for which there is room now. To be called whenever blocks may have become free."""
+        """Accept queued offers for which there is room now. To be called whenever blocks may have become
+        free."""
         while self._waiting:
             incoming = self._waiting[0]
             if not incoming.ended and not self._try_accept(incoming):
@@ -171,7 +172,9 @@ class Receiver:
         self._transfers[offer.transfer_id] = incoming
         if self._waiting or not self._try_accept(incoming):
             self._waiting.append(incoming)
-            self._set_timer(incoming, offer.deadline_s, WorkerError("deadline", "no room before the deadline"))
+            self._set_timer(
+                incoming, offer.deadline_s, WorkerError("deadline", "no room before the deadline")
+            )
 
     def _try_accept(self, incoming: _Incoming) -> bool:
         """Reserve and accept, or refuse for good; False: no room yet."""
@@ -188,8 +191,11 @@ class Receiver:
         incoming.received.update(range(skip))
         credit = max(1, self._config.credit_bytes // self._block_bytes)
         incoming.peer.say(Accept(offer.transfer_id, skip, credit))
-        # The prompt may still be queued or computing over there: only the deadline bounds the time to the first block.
-        self._set_timer(incoming, incoming.deadline - time.monotonic(), WorkerError("deadline", "transfer took too long"))
+        # The prompt may still be queued or computing over there: only the deadline bounds the time to the
+        # first block.
+        self._set_timer(
+            incoming, incoming.deadline - time.monotonic(), WorkerError("deadline", "transfer took too long")
+        )
         return True
 
     async def _land(self, peer: "_Peer", message: Blocks, num_bytes: int) -> None:
@@ -200,7 +206,12 @@ class Receiver:
             return
         run = range(message.first, message.first + message.count)
         assert incoming.reservation is not None
-        if message.count < 1 or message.first < 0 or run.stop > incoming.num_blocks or num_bytes != len(run) * self._block_bytes:
+        if (
+            message.count < 1
+            or message.first < 0
+            or run.stop > incoming.num_blocks
+            or num_bytes != len(run) * self._block_bytes
+        ):
             return self._fence(incoming, "wrong extent")
         if not incoming.received.isdisjoint(run):
             return self._fence(incoming, "repeated")
@@ -257,7 +268,8 @@ class Receiver:
     # How a transfer ends
 
     def _fence(self, incoming: _Incoming, cause: str) -> None:
-        """Data that cannot be right: count it and give the transfer up, the sender's next attempt starts clean."""
+        """Data that cannot be right: count it and give the transfer up, the sender's next attempt starts
+        clean."""
         self.counters.num_fenced[cause] += 1
         self._fail(incoming, WorkerError("peer_lost", f"transfer refused: {cause}"), cause)
 
@@ -299,7 +311,8 @@ class _Peer:
         self._overrun = False
 
     def say(self, message: messages.Transfer) -> None:
-        """Queue an answer; a peer that leaves its answers unread is cut off by the receive loop's next turn."""
+        """Queue an answer; a peer that leaves its answers unread is cut off by the receive loop's next
+        turn."""
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:

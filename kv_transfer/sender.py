@@ -7,10 +7,10 @@ The life of an outgoing transfer:
     HANDED_OVER  everything sent, Handover too; waiting for Landed
     ENDED        landed, failed or cancelled; reported once, nothing of it is sent any more
 
-All transfers to one decode worker share one connection, a ``_Link``: one task sends, taking turns among transfers piece
-by piece, and one task receives. A lost connection fails the transfers of that link and no others; the next transfer makes
-a new link. Everything here runs in one event loop; the engine's thread reaches it by ``call_soon_threadsafe``.
-"""
+All transfers to one decode worker share one connection, a ``_Link``: one task sends, taking turns among
+transfers piece by piece, and one task receives. A lost connection fails the transfers of that link and no
+others; the next transfer makes a new link. Everything here runs in one event loop; the engine's thread
+reaches it by ``call_soon_threadsafe``."""
 
 import asyncio
 import logging
@@ -54,8 +54,9 @@ class BlockSource(Protocol):
     """The engine as the sender sees it."""
 
     def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview] | None:
-        """Bytes of ``count`` blocks of the sequence from its ``first`` on, as few views as the blocks' places allow. All
-        of its blocks are kept from reuse until ``take_back``. None once the sequence has ended: nothing to take back."""
+        """Bytes of ``count`` blocks of the sequence from its ``first`` on, as few views as the blocks' places
+        allow. All of its blocks are kept from reuse until ``take_back``. None once the sequence has ended:
+        nothing to take back."""
         ...
 
     def take_back(self, sequence: Sequence) -> None: ...
@@ -116,8 +117,8 @@ class SenderCounters:
 
 
 class Sender:
-    """Hands finished prompts to decode workers. ``report`` hears the one outcome of every offered transfer, except
-    of those ended by ``cancel``."""
+    """Hands finished prompts to decode workers. ``report`` hears the one outcome of every offered transfer,
+    except of those ended by ``cancel``."""
 
     def __init__(
         self,
@@ -146,11 +147,12 @@ class Sender:
         """Ask the decode worker named in ``generate`` to make room for the sequence's known tokens."""
         assert generate.decode is not None
         num_tokens = len(generate.token_ids)
-        transfer_id = f"{self._incarnation}.{generate.decode.incarnation}.{sequence.key.request_id}.{sequence.key.attempt}"
+        request_id, attempt = sequence.key
+        transfer_id = f"{self._incarnation}.{generate.decode.incarnation}.{request_id}.{attempt}"
         offer = Offer(
             transfer_id=transfer_id,
-            request_id=sequence.key.request_id,
-            attempt=sequence.key.attempt,
+            request_id=request_id,
+            attempt=attempt,
             num_tokens=num_tokens,
             block_hashes=tuple(sequence.block_hashes[: num_tokens // self._layout.block_size]),
             deadline_s=max(0.0, sequence.deadline - time.monotonic()),
@@ -172,9 +174,14 @@ class Sender:
             link.wake()
 
     def hand_over(
-        self, key: SequenceKey, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...], timings: dict[str, float]
+        self,
+        key: SequenceKey,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        timings: dict[str, float],
     ) -> None:
-        """The prompt is computed and its first token sampled: pass the sequence on once all blocks are out."""
+        """The prompt is computed and its first token sampled: pass the sequence on once all blocks are
+        out."""
         if (found := self._transfers.get(key)) is None:
             return
         link, outgoing = found
@@ -191,7 +198,8 @@ class Sender:
         link.wake()
 
     def cancel(self, key: SequenceKey, reason: str) -> None:
-        """Give a transfer up, in whatever phase. Unknown keys are ignored: it may have ended by itself just now."""
+        """Give a transfer up, in whatever phase. Unknown keys are ignored: it may have ended by itself just
+        now."""
         if (found := self._transfers.get(key)) is None:
             return
         link, outgoing = found
@@ -268,7 +276,10 @@ class _Link:
         reason = "closed"
         try:
             await self._talk()
-        except* (OSError, ValueError) as group:  # lost, silent, not speaking the protocol, or an address that is none
+        except* (
+            OSError,
+            ValueError,
+        ) as group:  # lost, silent, not speaking the protocol, or an address that is none
             reason = "; ".join(str(error) or type(error).__name__ for error in group.exceptions)
             log.warning("link to decode worker %s ended: %s", self._target.address, reason)
         finally:
@@ -324,7 +335,9 @@ class _Link:
         if not outgoing.offer_sent:
             outgoing.offer_sent = True
             await connection.send(messages.encode(outgoing.offer))
-        elif (run := outgoing.next_run(max(1, self._config.piece_bytes // self._sender._block_bytes))) is not None:
+        elif (
+            run := outgoing.next_run(max(1, self._config.piece_bytes // self._sender._block_bytes))
+        ) is not None:
             await self._send_run(connection, outgoing, *run)
         elif outgoing.may_hand_over:
             assert outgoing.handover is not None
@@ -335,7 +348,9 @@ class _Link:
             return False
         return True
 
-    async def _send_run(self, connection: transport.Connection, outgoing: _Outgoing, first: int, count: int) -> None:
+    async def _send_run(
+        self, connection: transport.Connection, outgoing: _Outgoing, first: int, count: int
+    ) -> None:
         payload = self._sender._source.lend(outgoing.sequence, first, count)
         if payload is None:
             outgoing.phase = Phase.ENDED  # in the engine, this very moment: its cancel is on the way
@@ -345,7 +360,9 @@ class _Link:
             if outgoing.num_sent == outgoing.num_landed:
                 self._watch(outgoing)
             outgoing.num_sent += count
-            await connection.send(messages.encode(Blocks(outgoing.transfer_id, first, count, digest)), payload)
+            await connection.send(
+                messages.encode(Blocks(outgoing.transfer_id, first, count, digest)), payload
+            )
         finally:
             self._sender._source.take_back(outgoing.sequence)
         self._sender.counters.sent_blocks += count
@@ -378,7 +395,9 @@ class _Link:
 
     def _accepted(self, outgoing: _Outgoing, skip: int, credit: int) -> None:
         if outgoing.phase is not Phase.OFFERED or not 0 <= skip <= outgoing.num_blocks or credit < 1:
-            raise MessageError(f"Accept with skip_blocks {skip}, credit {credit} for a transfer {outgoing.phase.value}")
+            raise MessageError(
+                f"Accept with skip_blocks {skip}, credit {credit} for a transfer {outgoing.phase.value}"
+            )
         outgoing.phase = Phase.ACCEPTED
         outgoing.num_sent = outgoing.num_landed = skip
         outgoing.credit = credit
@@ -403,7 +422,9 @@ class _Link:
         outgoing.stall_timer = loop.call_later(self._config.stall_timeout_s, self._stalled, outgoing)
 
     def _stalled(self, outgoing: _Outgoing) -> None:
-        text = f"decode worker at {self._target.address} made no progress for {self._config.stall_timeout_s:g} s"
+        text = (
+            f"decode worker at {self._target.address} made no progress for {self._config.stall_timeout_s:g} s"
+        )
         self._sender._fail(outgoing, WorkerError("peer_lost", text))
         self.say_cancelled(outgoing, "stalled")
 

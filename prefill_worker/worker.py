@@ -1,12 +1,12 @@
 """The life of a prefill worker: takes prompts, gives blocks.
 
-A request with a decode worker named in it is offered to that worker at once and queued in the engine; finished blocks go
-to the sender after every step, the first token to the proxy, and what the decode worker has taken over is freed. A request
-without one is served to its end here.
+A request with a decode worker named in it is offered to that worker at once and queued in the engine;
+finished blocks go to the sender after every step, the first token to the proxy, and what the decode worker
+has taken over is freed. A request without one is served to its end here.
 
-Three threads meet in this class: the engine's calls ``on_step``, the sender lives in the transfer loop, everything else
-in the main loop. They pass messages by ``call_soon_threadsafe`` and share nothing but the engine, which locks itself.
-"""
+Three threads meet in this class: the engine's calls ``on_step``, the sender lives in the transfer loop,
+everything else in the main loop. They pass messages by ``call_soon_threadsafe`` and share nothing but the
+engine, which locks itself."""
 
 import asyncio
 
@@ -22,7 +22,9 @@ from kv_transfer.sender import Outcome, Sender
 
 
 class PrefillWorker:
-    def __init__(self, engine: Engine, transfers: LoopThread, config: TransferConfig, incarnation: str, name: str) -> None:
+    def __init__(
+        self, engine: Engine, transfers: LoopThread, config: TransferConfig, incarnation: str, name: str
+    ) -> None:
         self._engine = engine
         self._transfers = transfers
         self._incarnation = incarnation
@@ -36,7 +38,9 @@ class PrefillWorker:
     # Main loop
 
     def status(self, draining: bool) -> Status:
-        return status_of(self._engine, self._incarnation, self._name, "prefill", "", draining, self._counters())
+        return status_of(
+            self._engine, self._incarnation, self._name, "prefill", "", draining, self._counters()
+        )
 
     def generate(self, message: Generate) -> None:
         sequence = Sequence.from_generate(message, handoff=message.decode is not None)
@@ -56,7 +60,9 @@ class PrefillWorker:
     # Engine thread
 
     def on_step(self, outputs: list[StepOutput]) -> None:
-        self._loop.call_soon_threadsafe(self._publish, [tokens_of(o) for o in outputs if o.token_ids or o.finish_reason])
+        self._loop.call_soon_threadsafe(
+            self._publish, [tokens_of(o) for o in outputs if o.token_ids or o.finish_reason]
+        )
         for output in outputs:
             if output.sequence.handoff:
                 self._pass_on(output)

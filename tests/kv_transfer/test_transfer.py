@@ -315,7 +315,12 @@ async def test_caches_of_another_shape_are_refused_with_the_field_named(name: st
     pair = Pair()
     other = "other" if isinstance(getattr(LAYOUT, name), str) else 99
     pair.sender = Sender(
-        pair.p, CONFIG, "p1", msgspec.structs.replace(LAYOUT, **{name: other}), BLOCK_BYTES, pair.outcomes.put_nowait
+        pair.p,
+        CONFIG,
+        "p1",
+        msgspec.structs.replace(LAYOUT, **{name: other}),
+        BLOCK_BYTES,
+        pair.outcomes.put_nowait,
     )
     async with running(pair):
         pair.send_all(*pair.p.prompt("a", 8, pair.target))
@@ -379,8 +384,16 @@ def blocks(first: int, count: int, payload: bytes) -> Blocks:
         (blocks(3, 2, b"x" * 2 * BLOCK_BYTES), b"x" * 2 * BLOCK_BYTES, "wrong extent"),
         (blocks(-1, 1, b"x" * BLOCK_BYTES), b"x" * BLOCK_BYTES, "wrong extent"),
         (blocks(0, 0, b""), b"", "wrong extent"),
-        (Handover("t", Generate("a", 0, (1,) * 16, 16, "x", Sampling(1)), (7,)), b"", "handover before all blocks"),
-        (Handover("t", Generate("b", 0, (1,) * 16, 16, "x", Sampling(1)), (7,)), b"", "handover differs from its offer"),
+        (
+            Handover("t", Generate("a", 0, (1,) * 16, 16, "x", Sampling(1)), (7,)),
+            b"",
+            "handover before all blocks",
+        ),
+        (
+            Handover("t", Generate("b", 0, (1,) * 16, 16, "x", Sampling(1)), (7,)),
+            b"",
+            "handover differs from its offer",
+        ),
     ],
 )
 async def test_wrong_data_ends_the_transfer_and_frees_its_blocks(
