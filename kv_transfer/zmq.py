@@ -1,0 +1,240 @@
+"""``zmq+tcp://host:port`` and ``zmq+ipc://path``: a ROUTER socket per listener, a DEALER socket per
+connection.
+
+A connection is dead for good when its socket disconnects: the DEALER never reconnects by itself, since what
+was under way would be lost unnoticed. The ROUTER learns of it from its monitor, whose events name the file
+descriptor that each message also carries. Sockets are read as soon as anything arrives, so no peer waits
+behind another; how much may arrive is bounded by the window of ``kv_transfer.mailbox``.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import socket as sockets
+from collections.abc import Sequence
+from typing import cast
+
+import zmq
+
+from kv_transfer.acceptor import CLOSE_TIMEOUT_S, Handlers
+from kv_transfer.mailbox import MESSAGE_COST, Kind, MailboxConnection, farewell, greeting, open_within
+from kv_transfer.memory import Buffer, cut
+from kv_transfer.transport import (
+    MAX_HEADER_BYTES,
+    Connection,
+    ConnectionHandler,
+    Limits,
+    host_and_port,
+    join_host,
+)
+from kv_transfer.zmq_socket import Socket
+
+log = logging.getLogger(__name__)
+FRAME_BYTES = 2 << 20  # longest frame of a payload
+GATHER_BYTES = 32 << 10  # shorter buffers are put together
+LINGER_MS = 1000  # for what is still to be sent when a socket closes
+HANDSHAKE_MS = 3000
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+
+
+async def listen(
+    address: str, handler: ConnectionHandler, advertise_host: str, limits: Limits
+) -> "RouterListener":
+    listener = RouterListener(address, handler, limits)
+    listener.start(advertise_host)
+    return listener
+
+
+async def connect(address: str, timeout_s: float, limits: Limits) -> Connection:
+    connection = Dealer(address, limits).start()
+    await open_within(connection, timeout_s)
+    return connection
+
+
+class Dealer:
+    """The wire of the connecting side: a socket of its own."""
+
+    def __init__(self, address: str, limits: Limits) -> None:
+        self._endpoint = endpoint_of(address)
+        self._limits = limits
+        self._socket = new_socket(zmq.DEALER, self._endpoint, limits, zmq.EVENT_CLOSED | HANDSHAKE_FAILED)
+        self._socket.raw.reconnect_ivl = -1
+        self._connection = MailboxConnection(address, self, limits)
+
+    def start(self) -> MailboxConnection:
+        self._socket.start(self)
+        self._socket.raw.connect(self._endpoint)
+        self.post([greeting(Kind.HELLO, self._limits)])
+        return self._connection
+
+    def post(self, parts: Sequence[Buffer]) -> None:
+        try:
+            self._socket.post([parts[0], *cut(parts[1:], FRAME_BYTES, GATHER_BYTES)])
+        except zmq.ZMQError as error:
+            raise ConnectionResetError(f"cannot send: {error}") from error
+
+    def close(self) -> None:
+        if not self._connection.was_open:
+            self._socket.raw.linger = 0  # there is nobody to take it
+        self._socket.close()
+
+    def arrived(self, frames: Sequence[zmq.Frame]) -> None:
+        self._connection.deliver([frame.buffer for frame in frames])
+
+    def happened(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_DISCONNECTED:
+            self._socket.read()  # what came before the end
+            self._connection.lose("the peer is gone")
+        elif event == zmq.EVENT_CLOSED:
+            self._connection.lose("nobody listens there")
+        else:
+            self._connection.lose("the peer speaks another protocol than ZeroMQ's")
+
+
+class Route:
+    """The wire of an accepted connection: the routing id that the ROUTER gave to its peer."""
+
+    def __init__(self, listener: "RouterListener", routing_id: bytes, descriptor: int) -> None:
+        self._listener = listener
+        self._routing_id = routing_id
+        self._descriptor = descriptor
+
+    def post(self, parts: Sequence[Buffer]) -> None:
+        self._listener.post(self._routing_id, parts)
+
+    def close(self) -> None:
+        self._listener.forget(self._routing_id, self._descriptor)
+
+
+class RouterListener:
+    def __init__(self, address: str, handler: ConnectionHandler, limits: Limits) -> None:
+        self._address = address
+        self._limits = limits
+        self._handlers = Handlers(handler)
+        self._connections: dict[bytes, MailboxConnection] = {}  # by routing id
+        self._routing_ids: dict[int, bytes] = {}  # by file descriptor
+        self._unbound = asyncio.Event()
+        self._endpoint = endpoint_of(address)
+        self._socket = new_socket(zmq.ROUTER, self._endpoint, limits, zmq.EVENT_CLOSED)
+        self._socket.raw.router_mandatory = True
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def start(self, advertise_host: str) -> None:
+        try:
+            refuse_path_in_use(self._endpoint)
+            self._socket.raw.bind(self._endpoint)
+        except (zmq.ZMQError, OSError) as error:
+            self._socket.close()
+            raise OSError(error.errno, f"cannot listen on {self._address}: {error.strerror}") from error
+        self._endpoint = cast(bytes, self._socket.raw.last_endpoint).decode()
+        self._address = advertised(self._address, self._endpoint, advertise_host)
+        self._socket.start(self)
+
+    def post(self, routing_id: bytes, parts: Sequence[Buffer]) -> None:
+        try:
+            self._socket.post([routing_id, parts[0], *cut(parts[1:], FRAME_BYTES, GATHER_BYTES)])
+        except zmq.ZMQError as error:
+            raise ConnectionResetError(f"cannot send: {error}") from error
+
+    def forget(self, routing_id: bytes, descriptor: int) -> None:
+        del self._connections[routing_id]
+        if self._routing_ids.get(descriptor) == routing_id:
+            del self._routing_ids[descriptor]
+
+    async def close(self) -> None:
+        if self._socket.raw.closed:
+            return
+        self._socket.raw.unbind(self._endpoint)
+        await self._handlers.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._unbound.wait()
+        except TimeoutError:
+            log.error("%s is still bound %g s after it was closed", self._address, CLOSE_TIMEOUT_S)
+        finally:
+            self._socket.close()
+
+    def arrived(self, frames: Sequence[zmq.Frame]) -> None:
+        routing_id, parts = frames[0].bytes, [frame.buffer for frame in frames[1:]]
+        if not parts:
+            return
+        if routing_id in self._connections:
+            self._connections[routing_id].deliver(parts)
+        elif parts[0][:1] == bytes([Kind.HELLO]) and not self._unbound.is_set():
+            self._accept(routing_id, frames[1]).deliver(parts)
+        elif parts[0][:1] != bytes([Kind.BYE]):
+            self._turn_away(routing_id)
+
+    def happened(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_CLOSED:
+            self._unbound.set()
+        elif descriptor in self._routing_ids:
+            self._socket.read()  # what came before the end
+            connection = self._connections.get(self._routing_ids.get(descriptor, b""))
+            if connection is not None:
+                connection.lose("the peer is gone")
+
+    def _accept(self, routing_id: bytes, hello: zmq.Frame) -> MailboxConnection:
+        descriptor, peer = hello.get(zmq.SRCFD), hello.get("Peer-Address") or "local"
+        self._socket.read_events()  # the descriptor may have been another peer's, whose end was not read yet
+        connection = MailboxConnection(
+            f"{peer} on {self._address}", Route(self, routing_id, descriptor), self._limits
+        )
+        self._connections[routing_id] = connection
+        self._routing_ids[descriptor] = routing_id
+        self.post(routing_id, [greeting(Kind.WELCOME, self._limits)])
+        self._handlers.start(connection)
+        return connection
+
+    def _turn_away(self, routing_id: bytes) -> None:
+        """A peer that was silent for too long and has come back, or one that does not know how to begin."""
+        try:
+            self.post(routing_id, [farewell("the connection had ended before")])
+        except ConnectionError:
+            log.debug("a peer without a connection left")
+
+
+def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int) -> Socket:
+    socket = Socket(kind, zmq.EVENT_DISCONNECTED | events)
+    raw = socket.raw
+    raw.linger = LINGER_MS
+    raw.ipv6 = "[" in endpoint
+    raw.sndhwm = raw.rcvhwm = (
+        16 + limits.window_bytes // MESSAGE_COST
+    )  # never reached by a peer that minds its window
+    raw.maxmsgsize = max(FRAME_BYTES, MAX_HEADER_BYTES + 1)
+    raw.handshake_ivl = HANDSHAKE_MS
+    # Frees the sockets of hosts that vanished; their connections are long dead by then.
+    raw.setsockopt(zmq.TCP_MAXRT, int(limits.silence_timeout_s * 2000))
+    return socket
+
+
+def endpoint_of(address: str) -> str:
+    if address.startswith("zmq+tcp://"):
+        return f"tcp://{join_host(*host_and_port(address))}"
+    return address.removeprefix("zmq+")
+
+
+def advertised(address: str, endpoint: str, advertise_host: str) -> str:
+    if address.startswith("zmq+ipc://"):
+        return address
+    host, port = host_and_port(endpoint)
+    return f"zmq+tcp://{join_host(advertise_host or host, port)}"
+
+
+def refuse_path_in_use(endpoint: str) -> None:
+    """ZeroMQ would take the path of a living listener over; that of a dead one it may."""
+    if not endpoint.startswith("ipc://"):
+        return
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        if probe.connect_ex(endpoint.removeprefix("ipc://")) == 0:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
