@@ -42,9 +42,9 @@ def split(cores: tuple[int, ...], num_workers: int) -> list[tuple[int, ...]]:
 
 
 def pin(cores: tuple[int, ...]) -> int:
-    """Keep this process, and threads it starts from now on, on ``cores`` (none: where it may run already), and
-    tell numeric libraries not yet imported to use as many threads. Returns that number; ConfigError names cores
-    that the process may not use."""
+    """Keep this process, and threads it starts later, on ``cores`` (none: where it may run already), and
+    tell numeric libraries not yet imported to use as many threads. Returns that number; ConfigError names
+    cores that the process may not use."""
     chosen = cores or allowed()
     missing = set(chosen) - set(allowed())
     if missing:

@@ -18,7 +18,7 @@ _FALSE = ("false", "no", "off", "0")
 
 
 class Option(NamedTuple):
-    """A field of a configuration class. ``kind``: bool, int, float, str, Literal, or tuple of one of these."""
+    """A field of a configuration class. ``kind`` is its type: a scalar, a Literal or a tuple."""
 
     name: str
     kind: Any

@@ -1,0 +1,106 @@
+"""One process of ours, from start to end, its output passed on line by line."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+_LAUNCH = Path(__file__).with_name("launch.py")
+_PIPE_CHUNK_BYTES = 1 << 16
+_OUTPUT_GRACE_S = 1.0
+
+
+class Command(NamedTuple):
+    """What to run. Stages are stopped one after the other, lowest first."""
+
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    cores: tuple[int, ...] = ()
+    stage: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    command: Command
+    process: asyncio.subprocess.Process
+    started: float  # time.monotonic()
+    last_line: str = ""
+
+    @classmethod
+    async def start(cls, command: Command) -> "Child":
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-IS", str(_LAUNCH), str(os.getpid())),
+            *command.argv,
+            env=command.environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the supervisor
+        )
+        return cls(command, process, time.monotonic())
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.started
+
+    async def wait(self, show: Callable[[str, str], None]) -> int:
+        """The exit code (negative: the signal), once the process has ended and its output has been shown. If
+        the wait is cancelled the process is killed."""
+        output = asyncio.create_task(self._pass_on(show))
+        try:
+            code = await self.process.wait()
+            # A grandchild may hold the pipe open for longer than we care.
+            await asyncio.wait([output], timeout=_OUTPUT_GRACE_S)
+        finally:
+            self.kill()
+            output.cancel()
+        return code
+
+    async def _pass_on(self, show: Callable[[str, str], None]) -> None:
+        assert self.process.stdout is not None
+        rest = b""
+        while chunk := await self.process.stdout.read(_PIPE_CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._show(line, show)
+            if len(rest) > _PIPE_CHUNK_BYTES:  # an endless line must not fill our memory
+                self._show(rest, show)
+                rest = b""
+        if rest:
+            self._show(rest, show)
+
+    def _show(self, line: bytes, show: Callable[[str, str], None]) -> None:
+        text = line.decode(errors="replace").rstrip("\r")
+        self.last_line = text.strip() or self.last_line
+        show(self.command.name, text)
+
+    def terminate(self) -> None:
+        """Ask it to finish its work and end."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, and what it started; harmless when it is gone."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def describe_exit(code: int) -> str:
+    """``exit code 1``, ``SIGKILL``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

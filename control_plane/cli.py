@@ -1,0 +1,69 @@
+"""The ``baton`` command: the first word chooses what to do, the rest are its options."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+USAGE = """\
+usage: baton COMMAND ...
+
+  serve [MODEL]     start a proxy, prefill and decode workers on this machine
+  complete TEXT     send a prompt to a running server and show the answer as it comes
+  bench transfer    measure how fast blocks move between two processes of this machine
+
+baton COMMAND --help lists the options of a command; baton --version tells the version.
+"""
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Exit code 2: not understood."""
+    commands: dict[str, Callable[[Sequence[str]], int]] = {
+        "serve": _serve,
+        "complete": _complete,
+        "bench": _bench,
+    }
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        print(f"baton {_version()}")
+        return 0
+    if argv[0] not in commands:
+        print(f"baton: error: no command {argv[0]!r}; there are {', '.join(commands)}", file=sys.stderr)
+        return 2
+    return commands[argv[0]](argv[1:])
+
+
+def _version() -> str:
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+# Each command is imported when chosen: `baton complete` need not wait for what `baton serve` loads.
+
+
+def _serve(argv: Sequence[str]) -> int:
+    from control_plane import serve
+
+    return serve.main(argv)
+
+
+def _complete(argv: Sequence[str]) -> int:
+    from control_plane import complete
+
+    return complete.main(argv)
+
+
+def _bench(argv: Sequence[str]) -> int:
+    if not argv or argv[0] != "transfer":
+        print("baton bench: error: choose what to measure: transfer", file=sys.stderr)
+        return 2
+    from benchmarks import transfer
+
+    return transfer.main(list(argv[1:]))

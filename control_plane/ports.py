@@ -1,0 +1,79 @@
+"""Ports that ``baton serve`` gives to the proxy, found out before anything starts."""
+
+import errno
+import socket
+import sys
+from typing import NamedTuple
+
+from common.config import ConfigError
+
+
+class ControlPort(NamedTuple):
+    port: int
+    claim: socket.socket  # keep it open while the port is in use
+
+
+def require_free(host: str, port: int, option: str) -> None:
+    """ConfigError, naming ``option``, unless a server could listen there now."""
+    try:
+        _listen(host, port).close()
+    except OSError as error:
+        reason = (
+            "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+        )
+        raise ConfigError(f"--{option}: {host}:{port} {reason}; choose another with --{option}") from error
+
+
+def control_port(host: str, port: int, fixed: bool) -> ControlPort:
+    """``port``, or a free one if it is taken and not ``fixed``. Another ``baton serve`` that starts at the same
+    time, before our proxy listens, sees the claim and takes another one."""
+    if port == 0:
+        return _any_port(host)
+    claim = _claim(port)
+    if claim is not None:
+        try:
+            require_free(host, port, "control-port")
+            return ControlPort(port, claim)
+        except ConfigError:
+            claim.close()
+            if fixed:
+                raise
+    elif fixed:
+        raise ConfigError(f"--control-port: {port} is taken by another baton serve")
+    return _any_port(host)
+
+
+def _any_port(host: str) -> ControlPort:
+    for _ in range(100):
+        with _listen(host, 0) as probe:
+            port = int(probe.getsockname()[1])
+        claim = _claim(port)
+        if claim is not None:
+            return ControlPort(port, claim)
+    raise ConfigError(f"--control-port: no free port on {host}")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _claim(port: int) -> socket.socket | None:
+    """A mark on ``port`` that every ``baton serve`` of this machine sees and that goes when we end; None when
+    another has it. It is a Unix socket in the kernel's abstract namespace; elsewhere than on Linux it marks nothing."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        if sys.platform == "linux":
+            mark.bind(f"\0baton-control-port-{port}")
+    except OSError:
+        mark.close()
+        return None
+    return mark

@@ -1,0 +1,101 @@
+"""``baton serve``: a whole system on this machine, from one command.
+
+1  read       options from command line, environment and cluster file
+2  check      the model is there and fits into memory, ports are free: what cannot work is said now, in one line
+3  run        the supervisor starts the processes, says when they serve, and keeps them until told to stop
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from common import model_source
+from common.config import ConfigError
+from common.model_config import ModelConfig, ModelError
+from common.options import refusal
+from control_plane import deployment, memory, ports
+from control_plane.deployment import Deployment
+from control_plane.readiness import wait_ready
+from control_plane.supervisor import Limits, Outcome, Supervisor
+from control_plane.terminal import Terminal
+
+PROGRAM = "baton serve"
+_KILL_GRACE_S = 5.0  # beyond a worker's own time to drain
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code: 0 when stopped by a signal, 2 when it cannot work as asked, 1 when it failed."""
+    try:
+        plan = deployment.read(argv, os.environ)
+        check_model(plan)
+        ports.require_free(plan.proxy.host, plan.proxy.port, "port")
+        control = ports.control_port(
+            plan.proxy.control_host, plan.proxy.control_port, fixed=plan.control_port_given
+        )
+        with control.claim:
+            return run(replace(plan, proxy=replace(plan.proxy, control_port=control.port)))
+    except (ConfigError, ModelError) as error:
+        return refusal(PROGRAM, error)
+
+
+def check_model(plan: Deployment) -> None:
+    """Fetches the models if need be, so that the processes find them; ConfigError or ModelError."""
+    for model in sorted({engine.model for engine in (plan.engine, *plan.engines)}):
+        config = ModelConfig.load(model_source.resolve(model).directory)
+        engines = [engine for engine in plan.engines if engine.model == model]
+        memory.require_enough(model, config, engines, memory.available_bytes())
+
+
+def run(plan: Deployment) -> int:
+    commands = deployment.commands(plan, os.environ)
+    terminal = Terminal.standard([command.name for command in commands])
+    started = time.monotonic()
+
+    async def ready() -> str:
+        await wait_ready(http_url(plan), _headers(plan), {group.role: group.count for group in plan.workers})
+        return ready_text(plan, time.monotonic() - started)
+
+    drain_s = max(group.worker.drain_timeout_s for group in plan.workers)
+    limits = Limits(start_timeout_s=plan.serve.start_timeout_s, stop_timeout_s=drain_s + _KILL_GRACE_S)
+    terminal.say(start_text(plan))
+    outcome = asyncio.run(Supervisor(commands, ready, terminal, limits).run())
+    return _close(outcome, terminal)
+
+
+def _close(outcome: Outcome, terminal: Terminal) -> int:
+    if outcome.reason:
+        print(f"{PROGRAM}: error: {outcome.reason}", file=sys.stderr, flush=True)
+    else:
+        terminal.say("stopped")
+    return outcome.exit_code
+
+
+def http_url(plan: Deployment) -> str:
+    return f"http://{deployment.reachable(plan.proxy.host)}:{plan.proxy.port}"
+
+
+def _headers(plan: Deployment) -> dict[str, str]:
+    keys = plan.proxy.api_key
+    return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+
+
+def start_text(plan: Deployment) -> str:
+    workers = " + ".join(f"{group.count} {group.role}" for group in plan.workers)
+    return (
+        f"baton: {plan.engine.model} on 1 proxy + {workers}\n"
+        f"  HTTP      {http_url(plan)}\n"
+        f"  control   {deployment.control_address(plan.proxy)}"
+    )
+
+
+def ready_text(plan: Deployment, seconds: float) -> str:
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if plan.proxy.api_key else ""
+    return (
+        f"ready after {seconds:.1f} s. Try\n\n"
+        f"  curl {http_url(plan)}/v1/completions{key} -H 'Content-Type: application/json' \\\n"
+        """    -d '{"model": "default", "prompt": "The capital of France is", "max_tokens": 16}'\n\n"""
+        "Ctrl-C stops everything."
+    )
