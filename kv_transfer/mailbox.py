@@ -1,13 +1,12 @@
-"""A connection over anything that carries whole messages in order, which ZeroMQ sockets and a queue both do.
+"""A connection over anything that carries whole messages in order, as ZeroMQ sockets and a queue both do.
 
 What such carriers lack is added here, the same for all of them:
 
-1. ``HELLO`` from the side that connects, ``WELCOME`` back: both know the other's limits.
-2. ``DATA`` while the peer has room: its window counts the bytes that are under way or received and not yet
-   read. ``CREDIT`` returns room as messages are read, so neither side ever holds more than a window for a
-   slow reader.
-3. ``PING`` on a timer. A peer that was silent for too long is dead, however its socket looks.
-4. ``BYE`` ends the connection after everything sent before it.
+1. HELLO from the side that connects, WELCOME back: both know each other's limits.
+2. DATA while the peer has room. CREDIT returns room as messages are read, so neither side ever holds more
+   than a window for a peer that reads slowly.
+3. PING on a timer. A peer that was silent for too long is dead, however its socket looks.
+4. BYE with the reason ends the connection, after everything sent before it.
 
 The first part of each message is one byte of kind and the header; further parts are the payload.
 """
@@ -19,13 +18,11 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from kv_transfer.memory import Buffer, scatter
+from kv_transfer.memory import Buffer, scatter, size_of
 from kv_transfer.transport import MAX_HEADER_BYTES, Limits
+from kv_transfer.window import MIN_WINDOW_BYTES, Window
 
 VERSION = 1
-MESSAGE_COST = (
-    4096  # added to the size of each message, so that a window also bounds the number of small ones
-)
 _GREETING = struct.Struct(">5sBQQ")  # magic, version, window, largest payload
 _CREDIT = struct.Struct(">Q")
 _MAGIC = b"baton"
@@ -38,6 +35,14 @@ class Kind(IntEnum):
     CREDIT = 4
     PING = 5
     BYE = 6
+
+
+def greeting(kind: Kind, limits: Limits) -> bytes:
+    return bytes([kind]) + _GREETING.pack(_MAGIC, VERSION, limits.window_bytes, limits.max_payload_bytes)
+
+
+def farewell(reason: str) -> bytes:
+    return bytes([Kind.BYE]) + reason.encode()
 
 
 class Wire(Protocol):
@@ -56,87 +61,33 @@ class Message(NamedTuple):
     header: bytes
     payload: Sequence[Buffer]
     payload_bytes: int
-
-
-class Window:
-    """Room that the peer still has for our messages."""
-
-    def __init__(self) -> None:
-        self.size = 0  # until the peer has told
-        self._room = 0
-        self._changed = asyncio.Event()
-
-    def open(self, size: int) -> None:
-        self.size = self._room = size
-        self._changed.set()
-
-    def cost(self, message_bytes: int) -> int:
-        return cost(message_bytes, self.size)
-
-    def try_take(self, amount: int) -> bool:
-        if amount > self._room:
-            self._changed.clear()
-            return False
-        self._room -= amount
-        return True
-
-    async def changed(self) -> None:
-        await self._changed.wait()
-
-    def give(self, amount: int) -> None:
-        self._room = min(self._room + amount, self.size)
-        self._changed.set()
-
-    def shut(self) -> None:
-        self._changed.set()
-
-
-def cost(message_bytes: int, window_bytes: int) -> int:
-    """What a message takes of a window. Half of it at most: credit is returned late by up to a quarter, and a
-    message of any size must fit in what remains."""
-    return min(message_bytes + MESSAGE_COST, window_bytes // 2)
-
-
-def greeting(kind: Kind, limits: Limits) -> bytes:
-    return bytes([kind]) + _GREETING.pack(_MAGIC, VERSION, limits.window_bytes, limits.max_payload_bytes)
-
-
-def farewell(reason: str) -> bytes:
-    return bytes([Kind.BYE]) + reason.encode()
+    cost: int
 
 
 class MailboxConnection:
     """The ``Connection`` of carriers that move whole messages. The carrier calls ``deliver`` and ``lose``."""
 
     def __init__(self, peer: str, wire: Wire, limits: Limits) -> None:
-        self._peer = peer
+        self.peer = peer
         self._wire = wire
         self._limits = limits
         self._window = Window()
-        self._peer_max_payload = 0
+        self._max_payload_bytes = 0  # that the peer takes
         self._opened = asyncio.Event()
         self._arrived = asyncio.Event()
         self._inbox: deque[Message] = deque()
-        self._inbox_cost = 0
         self._current: Message | None = None  # header read, payload not yet
-        self._owed = 0  # credit to return
+        self._held = 0  # cost of what was received and not read
+        self._owed = 0  # cost of what was read and not yet returned as credit
         self._lost: str | None = None
         self._silent_ticks = 0
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(limits.ping_interval_s, self._tick)
 
     @property
-    def peer(self) -> str:
-        return self._peer
-
-    @property
     def was_open(self) -> bool:
         """Whether the peer has ever answered."""
         return self._window.size > 0
-
-    @property
-    def is_open(self) -> bool:
-        return self._opened.is_set() and self._lost is None
 
     async def opened(self) -> None:
         """Wait until the peer has answered. Raises ``ConnectionError`` when it is lost before."""
@@ -145,16 +96,14 @@ class MailboxConnection:
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
         self._check_alive()
-        payload_bytes = sum(memoryview(buffer).nbytes for buffer in payload)
+        payload_bytes = size_of(payload)
         self._check_size(len(header), payload_bytes)
-        amount = self._window.cost(len(header) + payload_bytes)
         try:
-            while not self._window.try_take(amount):
-                await self._window.changed()
-                self._check_alive()
+            await self._window.take(self._window.cost(len(header) + payload_bytes))
         except asyncio.CancelledError:
-            self._end("send was cancelled")
+            self._end("a send was cancelled here", "the peer cancelled a send")
             raise
+        self._check_alive()
         self._post(Kind.DATA, header, payload)
         self._check_alive()
 
@@ -170,29 +119,26 @@ class MailboxConnection:
         return message.header, message.payload_bytes
 
     async def receive_payload(self, into: Sequence[memoryview]) -> None:
-        message = self._current
-        wanted = sum(view.nbytes for view in into)
-        if message is None and self._lost is not None:
+        if self._current is None:
             self._check_alive()
-        if wanted != (message.payload_bytes if message else 0):
-            raise ValueError(
-                f"buffers of {wanted} bytes for a payload of {message.payload_bytes if message else 0}"
-            )
-        if message is not None:
-            scatter(message.payload, into)
+        expected, given = self._current.payload_bytes if self._current else 0, size_of(into)
+        if given != expected:
+            raise ValueError(f"buffers of {given} bytes for a payload of {expected} bytes")
+        if self._current is not None:
+            scatter(self._current.payload, into)
             self._finish_current()
 
     async def close(self) -> None:
-        self._end("closed by this side")
+        self._end("closed by this side", "closed by the peer")
         self._inbox.clear()
         self._current = None
 
     def deliver(self, parts: Sequence[Buffer]) -> None:
         """A message has come from the peer."""
-        if self._lost is not None:
+        if self._lost is not None or not parts[0]:
             return
         self._silent_ticks = 0
-        kind, body = (parts[0][0], bytes(parts[0][1:])) if parts[0] else (0, b"")
+        kind, body = parts[0][0], bytes(parts[0][1:])
         if kind == Kind.DATA and self._opened.is_set():
             self._queue(body, parts[1:])
         elif kind == Kind.CREDIT and len(body) == _CREDIT.size:
@@ -200,9 +146,9 @@ class MailboxConnection:
         elif kind in (Kind.HELLO, Kind.WELCOME) and not self._opened.is_set():
             self._greeted(body)
         elif kind == Kind.BYE:
-            self.lose(body.decode(errors="replace") or "closed by the peer")
+            self.lose(body.decode(errors="replace"))
         elif kind != Kind.PING:
-            self._end(f"message of kind {kind} and {len(body)} bytes is not of this protocol")
+            self._refuse(f"a message of kind {kind} and {len(body)} bytes is not of this protocol")
 
     def lose(self, reason: str) -> None:
         """The peer is gone: nothing more will come from it. What has come can still be read."""
@@ -217,32 +163,35 @@ class MailboxConnection:
 
     def _greeted(self, body: bytes) -> None:
         if len(body) != _GREETING.size or not body.startswith(_MAGIC):
-            return self._end("peer does not speak this protocol")
+            return self._refuse("the first message is not a greeting of this protocol")
         _, version, window_bytes, max_payload_bytes = _GREETING.unpack(body)
         if version != VERSION:
-            return self._end(f"transport version {version} there, {VERSION} here")
-        self._window.open(window_bytes)
-        self._peer_max_payload = max_payload_bytes
+            return self._refuse(f"the sides speak versions {version} and {VERSION} of the transport")
+        if window_bytes < MIN_WINDOW_BYTES:
+            return self._refuse(f"a window of {window_bytes} bytes is too small")
+        # The same window both ways, so that both sides agree on what a message costs.
+        self._window.open(min(window_bytes, self._limits.window_bytes))
+        self._max_payload_bytes = max_payload_bytes
         self._opened.set()
 
     def _queue(self, header: bytes, payload: Sequence[Buffer]) -> None:
-        payload_bytes = sum(len(part) for part in payload)
-        self._inbox_cost += cost(len(header) + payload_bytes, self._limits.window_bytes)
+        payload_bytes = size_of(payload)
         if len(header) > MAX_HEADER_BYTES or payload_bytes > self._limits.max_payload_bytes:
-            return self._end(f"message of {len(header)} + {payload_bytes} bytes is over the limit")
-        if self._inbox_cost > self._limits.window_bytes:
-            return self._end(f"peer sent more than the window of {self._limits.window_bytes} bytes")
-        self._inbox.append(Message(header, payload, payload_bytes))
+            return self._refuse(f"a message of {len(header)} + {payload_bytes} bytes is over the limit")
+        amount = self._window.cost(len(header) + payload_bytes)
+        self._held += amount
+        if self._held + self._owed > self._window.size:
+            return self._refuse(f"more was sent than the window of {self._window.size} bytes")
+        self._inbox.append(Message(header, payload, payload_bytes, amount))
         self._arrived.set()
 
     def _finish_current(self) -> None:
         message, self._current = self._current, None
         if message is None:
             return
-        amount = cost(len(message.header) + message.payload_bytes, self._limits.window_bytes)
-        self._inbox_cost -= amount
-        self._owed += amount
-        if self._owed >= self._limits.window_bytes // 4 and self._lost is None:
+        self._held -= message.cost
+        self._owed += message.cost
+        if self._owed >= self._window.size // 4 and self._lost is None:
             self._post(Kind.CREDIT, _CREDIT.pack(self._owed))
             self._owed = 0
 
@@ -256,26 +205,29 @@ class MailboxConnection:
         # Counts ticks, not time: a stall of our own loop must not be taken for the peer's silence.
         self._silent_ticks += 1
         if self._silent_ticks * self._limits.ping_interval_s > self._limits.silence_timeout_s:
-            return self._end(f"peer was silent for {self._limits.silence_timeout_s:g} s")
+            silence = f"was silent for {self._limits.silence_timeout_s:g} s"
+            return self._end(f"the peer {silence}", f"this side {silence}")
         self._timer = self._loop.call_later(self._limits.ping_interval_s, self._tick)
         self._post(Kind.PING)
 
-    def _end(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> None:
+        """The peer broke the protocol."""
+        self._end(reason, reason)
+
+    def _end(self, reason_here: str, reason_there: str) -> None:
         if self._lost is None:
-            self._post(Kind.BYE, reason.replace("this side", "the peer").encode())
-        self.lose(reason)
+            self._post(Kind.BYE, reason_there.encode())
+        self.lose(reason_here)
 
     def _check_alive(self) -> None:
         if self._lost is not None:
-            raise ConnectionError(f"{self._peer}: {self._lost}")
+            raise ConnectionError(f"{self.peer}: {self._lost}")
 
     def _check_size(self, header_bytes: int, payload_bytes: int) -> None:
         if header_bytes > MAX_HEADER_BYTES:
-            raise ValueError(f"header of {header_bytes} bytes is over {MAX_HEADER_BYTES}")
-        if payload_bytes > self._peer_max_payload:
-            raise ValueError(
-                f"payload of {payload_bytes} bytes is over the peer's limit of {self._peer_max_payload}"
-            )
+            raise ValueError(f"a header of {header_bytes} bytes is over {MAX_HEADER_BYTES}")
+        if payload_bytes > self._max_payload_bytes:
+            raise ValueError(f"a payload of {payload_bytes} bytes is over {self._max_payload_bytes}")
 
 
 async def open_within(connection: MailboxConnection, timeout_s: float) -> None:
@@ -283,8 +235,8 @@ async def open_within(connection: MailboxConnection, timeout_s: float) -> None:
     try:
         async with asyncio.timeout(timeout_s):
             await connection.opened()
-    except TimeoutError:
-        raise TimeoutError(f"{connection.peer} did not answer within {timeout_s:g} s") from None
-    finally:
-        if not connection.is_open:
-            await connection.close()
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(f"{connection.peer} did not answer within {timeout_s:g} s") from None
+        raise

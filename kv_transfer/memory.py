@@ -15,6 +15,11 @@ def flat(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
             yield view.cast("B")
 
 
+def size_of(buffers: Iterable[Buffer]) -> int:
+    """Bytes of all of them together."""
+    return sum(buffer.nbytes if isinstance(buffer, memoryview) else len(buffer) for buffer in buffers)
+
+
 def scatter(source: Iterable[Buffer], into: Iterable[Buffer]) -> None:
     """Write the bytes of ``source``, one after the other, into ``into``; both have the same size in total."""
     targets = flat(into)

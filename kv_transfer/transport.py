@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kv_transfer.window import MIN_WINDOW_BYTES
+
 Buffer = bytes | bytearray | memoryview
 MAX_HEADER_BYTES = 1 << 20
 
@@ -34,8 +36,8 @@ class Limits:
     silence_timeout_s: float = 3.0  # a peer from which nothing came for this long is dead
 
     def __post_init__(self) -> None:
-        if self.window_bytes < 64 << 10:
-            raise ValueError(f"window_bytes must be at least 64 KiB, not {self.window_bytes}")
+        if self.window_bytes < MIN_WINDOW_BYTES:
+            raise ValueError(f"window_bytes must be at least {MIN_WINDOW_BYTES}, not {self.window_bytes}")
         if not 0 < self.ping_interval_s < self.silence_timeout_s:
             raise ValueError("ping_interval_s must be positive and less than silence_timeout_s")
 

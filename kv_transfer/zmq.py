@@ -18,7 +18,7 @@ from typing import cast
 import zmq
 
 from kv_transfer.acceptor import CLOSE_TIMEOUT_S, Handlers
-from kv_transfer.mailbox import MESSAGE_COST, Kind, MailboxConnection, farewell, greeting, open_within
+from kv_transfer.mailbox import Kind, MailboxConnection, farewell, greeting, open_within
 from kv_transfer.memory import Buffer, cut
 from kv_transfer.transport import (
     MAX_HEADER_BYTES,
@@ -28,6 +28,7 @@ from kv_transfer.transport import (
     host_and_port,
     join_host,
 )
+from kv_transfer.window import MESSAGE_COST
 from kv_transfer.zmq_socket import Socket
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -44,7 +44,7 @@ class Socket:
         for index, part in enumerate(parts):
             self.raw.send(part, zmq.NOBLOCK | zmq.SNDMORE if index < last else zmq.NOBLOCK)
         # Sending may have used up the notice that something arrived.
-        if self.raw.get(zmq.EVENTS) & zmq.POLLIN:
+        if cast(int, self.raw.get(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self.read)
 
     def read(self) -> None:
