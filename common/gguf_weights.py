@@ -1,0 +1,105 @@
+"""Tensors in a GGUF file, dequantised, under the names and in the order of rows that Hugging Face checkpoints
+have."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from common.model_config import ModelConfig, ModelError, read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PLAIN_TYPES = ("F32", "F16", "BF16")
+QUANTISED_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+PIECE_ELEMENTS = 1 << 22  # dequantised at a time: bounds the float32 copy
+IGNORED = ("rope_freqs.weight",)  # in the configuration already
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GgufCheckpoint:
+    def __init__(self, path: Path, index: Path, config: ModelConfig) -> None:
+        """``index``: tensors.json of the file's export. ``ModelError`` for a truncated file or a type not
+        supported."""
+        self.path = path
+        self.config = config
+        self.entries = {
+            hugging_face_name(name): entry for name, entry in read_json(index).items() if name not in IGNORED
+        }
+        self.shapes = {name: tuple(entry["shape"]) for name, entry in self.entries.items()}
+        size = path.stat().st_size
+        for name, entry in self.entries.items():
+            if entry["type"] not in PLAIN_TYPES + QUANTISED_TYPES:
+                supported = ", ".join(PLAIN_TYPES + QUANTISED_TYPES)
+                raise ModelError(f"{path}: tensor {name} has type {entry['type']}; supported: {supported}")
+            if entry["offset"] + entry["num_bytes"] > size:
+                raise ModelError(f"{path}: truncated: tensor {name} lies beyond the end of the file")
+
+    def file_of(self, name: str) -> str:
+        return str(self.path)
+
+    def read_into(self, name: str, target: Tensor) -> None:
+        from gguf import GGMLQuantizationType, dequantize
+
+        entry = self.entries[name]
+        kind = GGMLQuantizationType[entry["type"]]
+        rows = self.stored_rows(entry)
+        whole = target.unsqueeze(0) if target.dim() == 1 else target
+        order = self.row_order(name, len(rows))
+        step = max(1, PIECE_ELEMENTS // whole.shape[1])
+        for start in range(0, len(rows), step):
+            piece = torch.from_numpy(dequantize(rows[start : start + step], kind).copy())
+            if entry["type"] in QUANTISED_TYPES:
+                # Models are trained and published in bfloat16; what quantisation left of a weight is no more
+                # exact than that. So weights are the same numbers whether a model is then run in bfloat16 or
+                # in float32.
+                piece = piece.bfloat16()
+            part = slice(start, start + step)
+            whole[part if order is None else order[part]] = piece.to(whole)
+
+    def stored_rows(self, entry: dict[str, Any]) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+        """The tensor's bytes, [rows, bytes per row], not read yet."""
+        import numpy as np
+
+        num_rows = entry["shape"][0] if len(entry["shape"]) > 1 else 1
+        shape = (num_rows, entry["num_bytes"] // num_rows)
+        return np.memmap(self.path, dtype=np.uint8, mode="r", offset=entry["offset"], shape=shape)
+
+    def row_order(self, name: str, num_rows: int) -> Tensor | None:
+        """Where each stored row belongs. GGUF files of Llama models pair neighbouring rows of a head for the
+        rotary embedding; here, as in Hugging Face's checkpoints, a row's partner is half a head away."""
+        if self.config.family not in ("llama", "mistral") or not re.search(r"\.(q|k)_proj\.", name):
+            return None
+        half = self.config.head_dim // 2
+        place = torch.arange(num_rows).view(-1, 2, half)  # [heads, which of the pair, pair]
+        return place.transpose(1, 2).reshape(-1)
+
+
+def hugging_face_name(name: str) -> str:
+    """A name not known stays as it is, and is refused later by that name."""
+    stem, _, kind = name.rpartition(".")
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if match and match[2] in LAYER_NAMES:
+        return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{kind}"
+    return f"{NAMES[stem]}.{kind}" if stem in NAMES else name

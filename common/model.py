@@ -1,0 +1,99 @@
+"""The decoder of the Llama family: what one step computes, in terms of ``kernels.Ops``.
+
+Plain objects with tensors in them, made once; ``forward`` reads top to bottom as the paper's figure does
+(Touvron et al., 2023). Differences between members of the family are ``ModelConfig``'s flags.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.model_config import ModelConfig
+from common.rope import cos_sin_table
+from common.weights import Weights
+from kernels import AttentionBatch, LinearWeight, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    input_norm: Tensor  # [hidden]
+    qkv: LinearWeight  # rows: queries, keys, values
+    q_norm: Tensor | None  # [head dim]
+    k_norm: Tensor | None
+    o: LinearWeight
+    mlp_norm: Tensor
+    gate_up: LinearWeight  # rows: gate, up
+    down: LinearWeight
+    window: int  # positions a token sees; 0: all
+
+
+class Model:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        assert (weights.dtype, weights.device) == (dtype, device), "weights are read as the model runs"
+        self.config = config
+        self.ops = ops
+        self.dtype = dtype
+        self.device = device
+        self.embedding = weights.read("model.embed_tokens.weight")
+        self.layers = [read_layer(config, weights, ops, layer) for layer in range(config.num_layers)]
+        self.norm = weights.read("model.norm.weight")
+        table = self.embedding if config.tie_word_embeddings else weights.read("lm_head.weight")
+        self.lm_head = ops.pack_linear(table, None)
+        self.cos_sin = cos_sin_table(config, config.max_position_embeddings, device)
+
+    def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: Sequence[Tensor]) -> Tensor:
+        """``token_ids`` [T]; ``caches``: one layer's keys and values [N, 2, G, B, D] each, written and read
+        at ``batch``'s slots and blocks -> hidden states [T, hidden], of which ``logits`` takes the rows to
+        sample from."""
+        ops, eps = self.ops, self.config.rms_norm_eps
+        residual = ops.embedding(token_ids, self.embedding)  # [T, hidden]
+        x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
+        for index, layer in enumerate(self.layers):
+            if index:
+                x, residual = ops.add_rms_norm(x, residual, layer.input_norm, eps)
+            x = self.attention(layer, x, batch, caches[index])
+            x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
+            x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
+        return x + residual
+
+    def attention(self, layer: Layer, x: Tensor, batch: AttentionBatch, cache: Tensor) -> Tensor:
+        ops, config = self.ops, self.config
+        num_heads, num_groups, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        heads = ops.linear(x, layer.qkv).view(-1, num_heads + 2 * num_groups, head_dim)
+        q, k, v = torch.split(heads, [num_heads, num_groups, num_groups], dim=1)  # [T, H or G, D]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q, k = ops.rotary(q, k, batch.positions, self.cos_sin)
+        ops.store_kv(k, v, cache, batch.slots)
+        out = ops.paged_attention(q, cache, batch, head_dim**-0.5, layer.window)
+        return ops.linear(out.view(-1, num_heads * head_dim), layer.o)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``hidden`` [S, hidden], rows of ``forward``'s result -> [S, vocabulary] float32."""
+        normed = self.ops.rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        return self.ops.linear(normed, self.lm_head).float()
+
+
+def read_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
+    prefix = f"model.layers.{index}."
+
+    def linear(bias: bool, *names: str) -> LinearWeight:
+        weight = weights.read(*(f"{prefix}{name}.weight" for name in names))
+        return ops.pack_linear(weight, weights.read_if(bias, *(f"{prefix}{name}.bias" for name in names)))
+
+    return Layer(
+        input_norm=weights.read(f"{prefix}input_layernorm.weight"),
+        qkv=linear(config.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=weights.read_if(config.qk_norm, f"{prefix}self_attn.q_norm.weight"),
+        k_norm=weights.read_if(config.qk_norm, f"{prefix}self_attn.k_norm.weight"),
+        o=linear(config.o_bias, "self_attn.o_proj"),
+        mlp_norm=weights.read(f"{prefix}post_attention_layernorm.weight"),
+        gate_up=linear(config.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        down=linear(config.mlp_bias, "mlp.down_proj"),
+        window=config.windows[index],
+    )
