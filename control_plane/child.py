@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,21 +32,30 @@ class Command(NamedTuple):
 class Child:
     command: Command
     process: asyncio.subprocess.Process
+    output: FileIO  # the reading end of its pipe
     started: float  # time.monotonic()
     last_line: str = ""
 
     @classmethod
     async def start(cls, command: Command) -> "Child":
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-IS", str(_LAUNCH), str(os.getpid())),
-            *command.argv,
-            env=command.environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal reaches only the supervisor
-        )
-        return cls(command, process, time.monotonic())
+        # A pipe of our own: with asyncio's, the end of the process goes unnoticed while a grandchild has it.
+        reading, writing = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-IS", str(_LAUNCH), str(os.getpid())),
+                *command.argv,
+                env=command.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the supervisor
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return cls(command, process, FileIO(reading), time.monotonic())
 
     @property
     def pid(self) -> int:
@@ -57,28 +68,33 @@ class Child:
     async def wait(self, show: Callable[[str, str], None]) -> int:
         """The exit code (negative: the signal), once the process has ended and its output has been shown. If
         the wait is cancelled the process is killed."""
-        output = asyncio.create_task(self._pass_on(show))
+        passing_on = asyncio.create_task(self._pass_on(show))
         try:
             code = await self.process.wait()
-            # A grandchild may hold the pipe open for longer than we care.
-            await asyncio.wait([output], timeout=_OUTPUT_GRACE_S)
+            self.kill()  # what it started and left behind
+            await asyncio.wait([passing_on], timeout=_OUTPUT_GRACE_S)
         finally:
             self.kill()
-            output.cancel()
+            passing_on.cancel()
         return code
 
     async def _pass_on(self, show: Callable[[str, str], None]) -> None:
-        assert self.process.stdout is not None
-        rest = b""
-        while chunk := await self.process.stdout.read(_PIPE_CHUNK_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._show(line, show)
-            if len(rest) > _PIPE_CHUNK_BYTES:  # an endless line must not fill our memory
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self.output
+        )
+        try:
+            rest = b""
+            while chunk := await reader.read(_PIPE_CHUNK_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _PIPE_CHUNK_BYTES:  # an endless line must not fill our memory
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    self._show(line, show)
+            if rest:
                 self._show(rest, show)
-                rest = b""
-        if rest:
-            self._show(rest, show)
+        finally:
+            transport.close()
 
     def _show(self, line: bytes, show: Callable[[str, str], None]) -> None:
         text = line.decode(errors="replace").rstrip("\r")

@@ -80,7 +80,7 @@ def body(arguments: argparse.Namespace, text: str) -> dict[str, Any]:
 
 
 def pieces(lines: Iterator[str]) -> Iterator[str]:
-    """The text in a stream of server-sent events. ServerError for an error event or a stream that breaks off."""
+    """The text in a stream of server-sent events. ServerError for an error event or a stream cut short."""
     for line in lines:
         if not line.startswith("data:"):
             continue

@@ -28,8 +28,8 @@ def require_enough(
 
 
 def worker_bytes(config: ModelConfig, engine: EngineConfig) -> int:
-    """A lower bound: weights in the chosen type (two bytes each when it is chosen later), and the cache if its
-    size is given."""
+    """A lower bound: weights in the chosen type (two bytes each when it is chosen later), and the cache if
+    its size is given."""
     weight_bytes = 4 if engine.dtype == "float32" else 2
     return num_parameters(config) * weight_bytes + engine.kv_cache_memory_bytes + _PROCESS_BYTES
 

@@ -18,15 +18,16 @@ def require_free(host: str, port: int, option: str) -> None:
     try:
         _listen(host, port).close()
     except OSError as error:
-        reason = (
-            "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
-        )
-        raise ConfigError(f"--{option}: {host}:{port} {reason}; choose another with --{option}") from error
+        if error.errno == errno.EADDRINUSE:
+            text = f"{host}:{port} is taken by another process; choose another with --{option}"
+        else:
+            text = f"cannot listen on {host}:{port}: {error.strerror}"
+        raise ConfigError(f"--{option}: {text}") from error
 
 
 def control_port(host: str, port: int, fixed: bool) -> ControlPort:
-    """``port``, or a free one if it is taken and not ``fixed``. Another ``baton serve`` that starts at the same
-    time, before our proxy listens, sees the claim and takes another one."""
+    """``port``, or a free one if it is taken and not ``fixed``. Another ``baton serve`` that starts at
+    the same time, before our proxy listens, sees the claim and takes another one."""
     if port == 0:
         return _any_port(host)
     claim = _claim(port)
@@ -68,7 +69,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _claim(port: int) -> socket.socket | None:
     """A mark on ``port`` that every ``baton serve`` of this machine sees and that goes when we end; None when
-    another has it. It is a Unix socket in the kernel's abstract namespace; elsewhere than on Linux it marks nothing."""
+    another has it. It is a Unix socket in Linux's abstract namespace; on other systems it marks nothing."""
     mark = socket.socket(socket.AF_UNIX)
     try:
         if sys.platform == "linux":

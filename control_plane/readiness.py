@@ -1,4 +1,4 @@
-"""When is a freshly started system ready? When its proxy says so and all workers have announced themselves."""
+"""A freshly started system is ready when its proxy says so and all workers have announced themselves."""
 
 import asyncio
 from collections import Counter
@@ -11,8 +11,8 @@ _INTERVAL_S = 0.1  # there is no event to wait for: the proxy is another process
 
 
 async def wait_ready(url: str, headers: Mapping[str, str], roles: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The workers, once there are as many healthy ones as ``roles`` says and requests would be served. Waits for
-    ever: the caller sets the time limit."""
+    """The workers, once there are as many healthy ones as ``roles`` says and requests would be served. Waits
+    for ever: the caller sets the time limit."""
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0, trust_env=False) as client:
         while True:
             workers = await _workers_if_ready(client)

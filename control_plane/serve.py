@@ -1,7 +1,7 @@
 """``baton serve``: a whole system on this machine, from one command.
 
 1  read       options from command line, environment and cluster file
-2  check      the model is there and fits into memory, ports are free: what cannot work is said now, in one line
+2  check      the model is there and fits into memory, ports are free; what cannot work is said in one line
 3  run        the supervisor starts the processes, says when they serve, and keeps them until told to stop
 """
 
