@@ -16,7 +16,7 @@ help:
 	@echo 'make test            set up and run all tests (ARGS="-k pool" adds options)'
 	@echo 'make venv            set up only: .venv with Baton and its tools, .venv/bin/baton'
 	@echo 'make lint            ruff and mypy --strict'
-	@echo 'make format          rewrite the code as lint wants it'
+	@echo 'make format          rewrite the code as lint wants it, and docs/configuration.md'
 	@echo 'make bench-transfer  measure the transports of this machine'
 	@echo 'make clean           remove what was set up'
 
@@ -60,6 +60,7 @@ lint: venv
 format: venv
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/python -m common.option_docs > docs/configuration.md
 
 bench-transfer: venv
 	@$(BIN)/baton bench transfer $(ARGS)
