@@ -90,7 +90,6 @@ class InprocListener:
         connection = MailboxConnection(f"{self.address} client", wire, self._limits)
         wire.attach(connection, client)
         connection.deliver([hello])
-        wire.post([greeting(Kind.WELCOME, self._limits)])
         self._handlers.start(connection)
 
 

@@ -37,12 +37,16 @@ class Kind(IntEnum):
     BYE = 6
 
 
+def headed(kind: Kind, body: bytes = b"") -> bytes:
+    return bytes([kind]) + body
+
+
 def greeting(kind: Kind, limits: Limits) -> bytes:
-    return bytes([kind]) + _GREETING.pack(_MAGIC, VERSION, limits.window_bytes, limits.max_payload_bytes)
+    return headed(kind, _GREETING.pack(_MAGIC, VERSION, limits.window_bytes, limits.max_payload_bytes))
 
 
 def farewell(reason: str) -> bytes:
-    return bytes([Kind.BYE]) + reason.encode()
+    return headed(Kind.BYE, reason.encode())
 
 
 class Wire(Protocol):
@@ -92,7 +96,8 @@ class MailboxConnection:
     async def opened(self) -> None:
         """Wait until the peer has answered. Raises ``ConnectionError`` when it is lost before."""
         await self._opened.wait()
-        self._check_alive()
+        if not self.was_open:
+            self._check_alive()
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
         self._check_alive()
@@ -104,7 +109,7 @@ class MailboxConnection:
             self._end("a send was cancelled here", "the peer cancelled a send")
             raise
         self._check_alive()
-        self._post(Kind.DATA, header, payload)
+        self._post(headed(Kind.DATA, header), payload)
         self._check_alive()
 
     async def receive(self) -> tuple[bytes, int]:
@@ -144,7 +149,7 @@ class MailboxConnection:
         elif kind == Kind.CREDIT and len(body) == _CREDIT.size:
             self._window.give(_CREDIT.unpack(body)[0])
         elif kind in (Kind.HELLO, Kind.WELCOME) and not self._opened.is_set():
-            self._greeted(body)
+            self._greeted(Kind(kind), body)
         elif kind == Kind.BYE:
             self.lose(body.decode(errors="replace"))
         elif kind != Kind.PING:
@@ -161,7 +166,7 @@ class MailboxConnection:
         self._arrived.set()
         self._wire.close()
 
-    def _greeted(self, body: bytes) -> None:
+    def _greeted(self, kind: Kind, body: bytes) -> None:
         if len(body) != _GREETING.size or not body.startswith(_MAGIC):
             return self._refuse("the first message is not a greeting of this protocol")
         _, version, window_bytes, max_payload_bytes = _GREETING.unpack(body)
@@ -173,6 +178,8 @@ class MailboxConnection:
         self._window.open(min(window_bytes, self._limits.window_bytes))
         self._max_payload_bytes = max_payload_bytes
         self._opened.set()
+        if kind == Kind.HELLO:
+            self._post(greeting(Kind.WELCOME, self._limits))
 
     def _queue(self, header: bytes, payload: Sequence[Buffer]) -> None:
         payload_bytes = size_of(payload)
@@ -192,12 +199,12 @@ class MailboxConnection:
         self._held -= message.cost
         self._owed += message.cost
         if self._owed >= self._window.size // 4 and self._lost is None:
-            self._post(Kind.CREDIT, _CREDIT.pack(self._owed))
+            self._post(headed(Kind.CREDIT, _CREDIT.pack(self._owed)))
             self._owed = 0
 
-    def _post(self, kind: Kind, body: bytes = b"", payload: Sequence[Buffer] = ()) -> None:
+    def _post(self, head: bytes, payload: Sequence[Buffer] = ()) -> None:
         try:
-            self._wire.post([bytes([kind]) + body, *payload])
+            self._wire.post([head, *payload])
         except ConnectionError as error:
             self.lose(str(error))
 
@@ -208,7 +215,7 @@ class MailboxConnection:
             silence = f"was silent for {self._limits.silence_timeout_s:g} s"
             return self._end(f"the peer {silence}", f"this side {silence}")
         self._timer = self._loop.call_later(self._limits.ping_interval_s, self._tick)
-        self._post(Kind.PING)
+        self._post(headed(Kind.PING))
 
     def _refuse(self, reason: str) -> None:
         """The peer broke the protocol."""
@@ -216,7 +223,7 @@ class MailboxConnection:
 
     def _end(self, reason_here: str, reason_there: str) -> None:
         if self._lost is None:
-            self._post(Kind.BYE, reason_there.encode())
+            self._post(farewell(reason_there))
         self.lose(reason_here)
 
     def _check_alive(self) -> None:

@@ -134,7 +134,8 @@ class RouterListener:
             self._socket.raw.bind(self._endpoint)
         except (zmq.ZMQError, OSError) as error:
             self._socket.close()
-            raise OSError(error.errno, f"cannot listen on {self._address}: {error.strerror}") from error
+            reason = os.strerror(error.errno or errno.EINVAL)
+            raise OSError(error.errno, f"cannot listen on {self._address}: {reason}") from error
         self._endpoint = cast(bytes, self._socket.raw.last_endpoint).decode()
         self._address = advertised(self._address, self._endpoint, advertise_host)
         self._socket.start(self)
@@ -170,7 +171,7 @@ class RouterListener:
         if routing_id in self._connections:
             self._connections[routing_id].deliver(parts)
         elif parts[0][:1] == bytes([Kind.HELLO]) and not self._unbound.is_set():
-            self._accept(routing_id, frames[1]).deliver(parts)
+            self._accept(routing_id, frames[1], parts)
         elif parts[0][:1] != bytes([Kind.BYE]):
             self._turn_away(routing_id)
 
@@ -183,17 +184,16 @@ class RouterListener:
             if connection is not None:
                 connection.lose("the peer is gone")
 
-    def _accept(self, routing_id: bytes, hello: zmq.Frame) -> MailboxConnection:
-        descriptor, peer = hello.get(zmq.SRCFD), hello.get("Peer-Address") or "local"
+    def _accept(self, routing_id: bytes, hello: zmq.Frame, parts: Sequence[Buffer]) -> None:
+        descriptor, host = hello.get(zmq.SRCFD), hello.get("Peer-Address") or "local"
         self._socket.read_events()  # the descriptor may have been another peer's, whose end was not read yet
-        connection = MailboxConnection(
-            f"{peer} on {self._address}", Route(self, routing_id, descriptor), self._limits
-        )
+        route = Route(self, routing_id, descriptor)
+        connection = MailboxConnection(f"{host} on {self._address}", route, self._limits)
         self._connections[routing_id] = connection
         self._routing_ids[descriptor] = routing_id
-        self.post(routing_id, [greeting(Kind.WELCOME, self._limits)])
-        self._handlers.start(connection)
-        return connection
+        connection.deliver(parts)
+        if connection.was_open:
+            self._handlers.start(connection)
 
     def _turn_away(self, routing_id: bytes) -> None:
         """A peer that was silent for too long and has come back, or one that does not know how to begin."""
