@@ -1,0 +1,130 @@
+"""What this proxy counts, for Prometheus. Names follow ``vllm:*`` with our prefix, in seconds and bytes."""
+
+import re
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from proxy.attempt import Attempt
+from proxy.registry import Registry, Worker
+from proxy.router import Choice
+
+TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.0, 5.0)
+E2E_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
+TOKEN_BUCKETS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+
+
+class Metrics:
+    def __init__(self, registry: Registry) -> None:
+        self._collected = collected = CollectorRegistry()
+        self.requests = Counter(
+            "baton_requests", "Requests by how they ended", ["outcome"], registry=collected
+        )
+        self.finished = Counter(
+            "baton_request_success", "Sequences by finish reason", ["finished_reason"], registry=collected
+        )
+        self.refused = Counter("baton_requests_refused", "Requests refused", ["reason"], registry=collected)
+        self.in_flight = Gauge("baton_requests_in_flight", "Sequences under way", registry=collected)
+        self.prompt_tokens = Counter("baton_prompt_tokens", "Prompt tokens of requests", registry=collected)
+        self.cached_tokens = Counter(
+            "baton_prompt_tokens_cached", "Prompt tokens found in prefix caches", registry=collected
+        )
+        self.generation_tokens = Counter("baton_generation_tokens", "Output tokens", registry=collected)
+        self.ttft = Histogram(
+            "baton_time_to_first_token_seconds",
+            "From the request's arrival to its first token",
+            buckets=TTFT_BUCKETS,
+            registry=collected,
+        )
+        self.itl = Histogram(
+            "baton_inter_token_latency_seconds",
+            "Between two tokens of a sequence",
+            buckets=ITL_BUCKETS,
+            registry=collected,
+        )
+        self.e2e = Histogram(
+            "baton_e2e_request_latency_seconds",
+            "From the request's arrival to its last token",
+            buckets=E2E_BUCKETS,
+            registry=collected,
+        )
+        self.prompt_sizes = Histogram(
+            "baton_request_prompt_tokens", "Prompt tokens", buckets=TOKEN_BUCKETS, registry=collected
+        )
+        self.output_sizes = Histogram(
+            "baton_request_generation_tokens", "Output tokens", buckets=TOKEN_BUCKETS, registry=collected
+        )
+        self.attempts = Counter(
+            "baton_dispatched", "Attempts by the path they took", ["path"], registry=collected
+        )
+        self.retries = Counter(
+            "baton_request_retries",
+            "Failed attempts that were followed by another",
+            ["reason"],
+            registry=collected,
+        )
+        self.aborts = Counter(
+            "baton_requests_aborted", "Sequences given up by the client", registry=collected
+        )
+        self.void_outputs = Counter(
+            "baton_void_outputs", "Messages of workers for attempts that are over", registry=collected
+        )
+        self._registry = registry
+        collected.register(self)
+
+    def dispatched(self, attempt: Attempt, choice: Choice) -> None:
+        path = "fallback" if choice.fallback else "disaggregated" if attempt.prefill else "colocated"
+        self.attempts.labels(path).inc()
+
+    def retried(self, reason: str) -> None:
+        self.retries.labels(reason).inc()
+
+    def render(self) -> bytes:
+        return generate_latest(self._collected)
+
+    def collect(self) -> Iterable[Metric]:
+        """What workers report about themselves; called by the Prometheus library."""
+        labels = ["worker", "role"]
+        workers = list(self._registry)
+        up = GaugeMetricFamily("baton_worker_up", "Whether the worker takes work", labels=labels)
+        for worker in workers:
+            up.add_metric(_labels_of(worker), float(worker.takes_work))
+        yield up
+        for name, text, field in WORKER_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            for worker in workers:
+                gauge.add_metric(_labels_of(worker), getattr(worker.status.load, field))
+            yield gauge
+        yield from _worker_counters(workers)
+
+
+WORKER_GAUGES = (
+    ("baton_num_requests_running", "Sequences in the worker's steps", "num_running"),
+    ("baton_num_requests_waiting", "Sequences in the worker's queue", "num_waiting"),
+    ("baton_num_queued_tokens", "Tokens that the worker has yet to compute", "num_queued_tokens"),
+    ("baton_num_free_blocks", "Blocks that are free or can be evicted", "num_free_blocks"),
+    ("baton_num_blocks", "Blocks of the pool", "num_blocks"),
+    ("baton_num_parked_blocks", "Blocks that wait for a decode worker", "num_parked_blocks"),
+    ("baton_num_receiving", "Transfers under way into the worker", "num_receiving"),
+)
+
+
+def _labels_of(worker: Worker) -> list[str]:
+    return [worker.name, worker.role]
+
+
+def _worker_counters(workers: list[Worker]) -> Iterable[Metric]:
+    """Totals from Status.counters; ``name:cause`` becomes a label."""
+    families: dict[str, CounterMetricFamily] = {}
+    for worker in workers:
+        for key, value in worker.status.counters.items():
+            name, _, cause = key.partition(":")
+            name = "baton_" + re.sub(r"\W", "_", name.removesuffix("_total"))
+            if name not in families:
+                families[name] = CounterMetricFamily(
+                    name, "Reported by workers", labels=["worker", "role", "cause"]
+                )
+            families[name].add_metric([*_labels_of(worker), cause], value)
+    return families.values()

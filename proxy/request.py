@@ -1,0 +1,102 @@
+"""The life of a request, from prompt to last token.
+
+waiting      for a pair of workers: a first attempt not at all, a later one for a bounded time
+dispatched   tokens come in (``proxy.attempt``)
+again        the attempt failed and another may succeed: prompt plus the tokens so far, attempt + 1, a pair
+chosen
+             anew that leaves out whom the failure speaks against. Sampling goes by (seed, position), so the
+             stream continues as if nothing had happened
+ended        with a finish reason, or with RequestFailed
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from common.messages import DecodeTarget, Generate, Sampling, WorkerError
+from proxy.attempt import Attempt, AttemptFailed
+from proxy.router import MAX_BLAME, Choice, Need
+
+RETRY_PAUSE_S = 0.2  # before a pair that has just failed is tried again; doubles
+
+
+class RequestFailed(Exception):
+    """The request has ended without its reply."""
+
+    def __init__(self, error: WorkerError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence asked for. ``token_ids`` is the prompt."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    deadline: float  # loop.time()
+    priority: int = 0
+    cache_salt: str = ""
+    trace: str = ""
+    output: list[int] = field(default_factory=list)
+    num_cached_tokens: int = (
+        0  # prompt tokens that needed no computing, by the attempt that gave the first token
+    )
+    timings: dict[str, float] = field(default_factory=dict)
+    num_attempts: int = 0
+    blame: Counter[str] = field(default_factory=Counter)  # by incarnation
+    failed_pairs: Counter[Choice] = field(default_factory=Counter)
+    overloaded_pairs: set[Choice] = field(default_factory=set)
+
+    @property
+    def need(self) -> Need:
+        total = len(self.token_ids) + self.sampling.max_tokens
+        return Need(len(self.token_ids) + len(self.output), total, self.blame)
+
+    def generate_message(self, proxy: str, target: DecodeTarget | None, now: float) -> Generate:
+        return Generate(
+            request_id=self.id,
+            attempt=self.num_attempts,
+            token_ids=(*self.token_ids, *self.output),
+            num_prompt_tokens=len(self.token_ids),
+            proxy=proxy,
+            sampling=self.sampling,
+            decode=target,
+            deadline_s=max(0.001, self.deadline - now),
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            trace=self.trace,
+        )
+
+    def learn(self, attempt: Attempt) -> None:
+        """What an attempt tells besides tokens."""
+        self.timings |= attempt.timings
+        if not self.output:
+            self.num_cached_tokens = min(attempt.num_cached_tokens, len(self.token_ids))
+
+    def note_failure(self, attempt: Attempt, failure: AttemptFailed) -> None:
+        """Remember whom to avoid. One culprit is left out as long as there is another; where it is one of
+        two, both get a second chance with somebody else."""
+        share = MAX_BLAME // len(failure.culprits) if failure.culprits else 0
+        for worker in failure.culprits:
+            self.blame[worker.incarnation] += share
+        pair = choice_of(attempt)
+        self.failed_pairs[pair] += 1
+        if failure.error.code == "overloaded":
+            self.overloaded_pairs.add(pair)
+
+    def has_overloaded(self, choice: Choice) -> bool:
+        """Whether it is time to give up. A decode worker does not stand in for prefill workers that are
+        merely busy: that would only carry the overload on to the streams under way."""
+        return bool(self.overloaded_pairs) and (
+            choice.fallback or choice._replace(fallback=False) in self.overloaded_pairs
+        )
+
+    def pause_before(self, choice: Choice) -> float:
+        """Seconds to wait before the choice: none, unless the same pair has failed this request before."""
+        num_failures = self.failed_pairs[choice._replace(fallback=False)]
+        return RETRY_PAUSE_S * 2 ** (num_failures - 1) if num_failures else 0.0
+
+
+def choice_of(attempt: Attempt) -> Choice:
+    return Choice(attempt.prefill.incarnation if attempt.prefill else None, attempt.decode.incarnation)
