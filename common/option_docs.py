@@ -18,8 +18,8 @@ An option can be given in four places; the first one that has it counts:
 3. in a cluster file named by `--config` or `BATON_CONFIG`: `max-num-seqs: 8`
 4. its default
 
-Lists are separated by commas (`--cores 0-3,6`) or given several times. Bytes may have a unit (`512MiB`, `2GB`).
-A value that cannot work ends the process with one line that names the option, and exit code 2.
+Lists are separated by commas (`--cores 0-3,6`) or given several times. Bytes may have a unit (`512MiB`,
+`2GB`). A value that cannot work ends the process with one line that names the option, and exit code 2.
 
 ## Cluster file
 
