@@ -30,9 +30,8 @@ ARROWS = {
     "control_plane": {"common"},
     "benchmarks": set(PACKAGES),
 }
-# The control plane starts processes: of the rest it knows configuration and where models are, not how they run.
+# The control plane starts processes: it knows configuration and where models are, not how they run.
 CONTROL_PLANE_MAY_KNOW = {
-    "cluster_file",
     "config",
     "cores",
     "logs",
