@@ -119,7 +119,11 @@ class DecodeWorker:
             )
             for cause, number in counter.items()
         }
-        return by_cause | {
-            "transfers_received_total": counters.num_landed,
-            "transfer_received_bytes_total": counters.received_bytes,
-        }
+        return (
+            self._engine.counters()
+            | by_cause
+            | {
+                "transfers_received_total": counters.num_landed,
+                "transfer_received_bytes_total": counters.received_bytes,
+            }
+        )

@@ -39,6 +39,7 @@ from common.messages import (
     Welcome,
     WorkerError,
 )
+from common.roster import Reservation
 from common.sequence import SequenceKey
 from kv_transfer import transport
 from kv_transfer.checksum import checksum
@@ -47,15 +48,6 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 1024  # offers without room; more are refused as overloaded
 OUTBOX = 4096  # answers not yet sent to one peer; a peer that reads none of them is cut off
-
-
-class Reservation(Protocol):
-    """Blocks held for a sequence that is on its way."""
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Leading blocks found in the prefix cache."""
-        ...
 
 
 class BlockSink(Protocol):

@@ -12,8 +12,9 @@ import asyncio
 
 from common.config import TransferConfig
 from common.engine import Engine
+from common.hashing import extend_hashes, root_hash
 from common.loop_thread import LoopThread
-from common.messages import Generate, Status, Tokens
+from common.messages import Generate, Refusal, Status, Tokens
 from common.outputs import status_of, tokens_of
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.service import Service
@@ -44,9 +45,17 @@ class PrefillWorker:
 
     def generate(self, message: Generate) -> None:
         sequence = Sequence.from_generate(message, handoff=message.decode is not None)
-        self._engine.add(sequence)
         if message.decode is not None:
+            # Before the engine can report progress, and before anything is computed: D makes room meanwhile.
+            layout = self._engine.layout
+            root = root_hash(layout.model_fingerprint, message.cache_salt)
+            extend_hashes(sequence.block_hashes, root, sequence.token_ids, layout.block_size)
             self._transfers.call(self._sender.offer, message, sequence)
+        try:
+            self._engine.add(sequence)
+        except Refusal:
+            self._transfers.call(self._sender.cancel, sequence.key, "refused by the prefill worker")
+            raise
 
     def abort(self, key: SequenceKey, reason: str) -> None:
         self._engine.abort(key, reason)
@@ -79,6 +88,9 @@ class PrefillWorker:
 
     # Transfer loop
 
+    async def close(self) -> None:
+        await self._sender.close()
+
     def _transfer_ended(self, outcome: Outcome) -> None:
         self._loop.call_soon_threadsafe(self._hand_over_ended, outcome)
 
@@ -103,10 +115,14 @@ class PrefillWorker:
     def _counters(self) -> dict[str, float]:
         counters = self._sender.counters
         failed = {f"transfers_failed_total:{code}": float(n) for code, n in counters.num_failed.items()}
-        return failed | {
-            "transfers_sent_total": counters.num_landed,
-            "transfers_cancelled_total": counters.num_cancelled,
-            "transfer_sent_bytes_total": counters.sent_bytes,
-            "transfer_sent_blocks_total": counters.sent_blocks,
-            "transfer_skipped_blocks_total": counters.skipped_blocks,
-        }
+        return (
+            self._engine.counters()
+            | failed
+            | {
+                "transfers_sent_total": counters.num_landed,
+                "transfers_cancelled_total": counters.num_cancelled,
+                "transfer_sent_bytes_total": counters.sent_bytes,
+                "transfer_sent_blocks_total": counters.sent_blocks,
+                "transfer_skipped_blocks_total": counters.skipped_blocks,
+            }
+        )

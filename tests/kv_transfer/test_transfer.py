@@ -27,6 +27,7 @@ from common.messages import (
     Sampling,
     Welcome,
 )
+from common.roster import Reservation
 from common.sequence import Sequence, SequenceKey
 from kv_transfer import transport
 from kv_transfer.checksum import checksum
@@ -39,13 +40,6 @@ LAYOUT = Layout(1, "model", "float32", 2, 1, 8, BLOCK_SIZE)
 CONFIG = TransferConfig(piece_bytes=2 * BLOCK_BYTES, credit_bytes=4 * BLOCK_BYTES, stall_timeout_s=5.0)
 TIMEOUT_S = 30.0
 names = count()
-
-
-@dataclass
-class Held:
-    block_ids: list[int]
-    num_cached_blocks: int
-    block_hashes: tuple[bytes, ...]
 
 
 @dataclass
@@ -75,7 +69,7 @@ class Memory:
     def take_back(self, sequence: Sequence) -> None:
         self.lent -= 1
 
-    def reserve(self, num_tokens: int, block_hashes: tuple[bytes, ...]) -> Held | None:
+    def reserve(self, num_tokens: int, block_hashes: tuple[bytes, ...]) -> Reservation | None:
         needed = -(-num_tokens // BLOCK_SIZE)
         if needed > self.num_blocks:
             raise Refusal("invalid", f"prompt needs {needed} blocks, the pool has {self.num_blocks}")
@@ -87,12 +81,12 @@ class Memory:
         if needed - len(known) > len(self.free):
             return None
         fresh = [self.free.pop() for _ in range(needed - len(known))]
-        return Held(known + fresh, len(known), block_hashes)
+        return Reservation(num_tokens, block_hashes, known + fresh, len(known))
 
-    def landing_views(self, held: Held, first: int, count: int) -> list[memoryview]:
+    def landing_views(self, held: Reservation, first: int, count: int) -> list[memoryview]:
         return [self.block(b) for b in held.block_ids[first : first + count]]
 
-    def cancel(self, held: Held) -> None:
+    def cancel(self, held: Reservation) -> None:
         self.free.extend(held.block_ids[held.num_cached_blocks :])
 
     def prompt(self, request_id: str, num_tokens: int, handoff_to: DecodeTarget) -> tuple[Generate, Sequence]:
@@ -112,15 +106,15 @@ class Pair:
 
     def __init__(self, decode_blocks: int = 64, config: TransferConfig = CONFIG) -> None:
         self.p, self.d = Memory(256), Memory(decode_blocks)
-        self.adopted: dict[str, tuple[Held, Handover]] = {}
+        self.adopted: dict[str, tuple[Reservation, Handover]] = {}
         self.outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
         self.refuse_adoption: Refusal | None = None
-        self.receiver = Receiver(self.d, config, "d1", LAYOUT, BLOCK_BYTES, self.adopt)  # type: ignore[arg-type]
+        self.receiver = Receiver(self.d, config, "d1", LAYOUT, BLOCK_BYTES, self.adopt)
         self.sender = Sender(self.p, config, "p1", LAYOUT, BLOCK_BYTES, self.outcomes.put_nowait)
         self.address = f"inproc://pair-{next(names)}"
         self.target = DecodeTarget(self.address, "d1")
 
-    def adopt(self, held: Held, handover: Handover) -> None:
+    def adopt(self, held: Reservation, handover: Handover) -> None:
         if self.refuse_adoption is not None:
             raise self.refuse_adoption
         self.adopted[handover.generate.request_id] = (held, handover)

@@ -1,0 +1,127 @@
+"""From options to a running worker process: the frame that both roles share."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import torch
+
+from common import cores, logs, model_source, options, weights
+from common.cache import Cache, choose_num_blocks, make_layout
+from common.config import ConfigError, EngineConfig, TransferConfig, WorkerConfig
+from common.engine import Engine
+from common.messages import ModelInfo, Role
+from common.model import Model
+from common.model_config import ModelConfig, ModelError
+from common.service import Service
+from kernels import select
+
+logger = logging.getLogger(__name__)
+
+EXIT_REFUSED = 2  # it cannot work as it was asked to: no use in starting it again
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker process is given."""
+
+    role: Role
+    name: str
+    incarnation: str
+    engine: EngineConfig
+    transfer: TransferConfig
+    worker: WorkerConfig
+
+
+def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
+    """Exit code of a worker process: 0 after a drain, 2 when it cannot work as asked."""
+    engine, transfer, worker = options.parse(
+        (EngineConfig, TransferConfig, WorkerConfig), prog=f"python -m {role}_worker", role=role
+    )
+    incarnation = secrets.token_hex(8)
+    setup = Setup(role, worker.name or f"{role}-{incarnation[:6]}", incarnation, engine, transfer, worker)
+    try:
+        logs.setup()
+        torch.set_num_threads(cores.pin(worker.cores))
+        asyncio.run(_serve(serve, setup))
+    except (ConfigError, ModelError, OSError) as error:
+        print(f"{role} worker: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    return 0
+
+
+async def _serve(serve: Callable[[Setup], Awaitable[None]], setup: Setup) -> None:
+    await serve(setup)
+
+
+def build_engine(setup: Setup) -> Engine:
+    """Load the model and make the cache. Raises ``ModelError`` or ``ConfigError`` naming what cannot work."""
+    config = setup.engine
+    files = model_source.resolve(config.model)
+    model_config = ModelConfig.load(files.directory)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, model_config, device)
+    loaded = weights.load(files, model_config, getattr(torch, dtype), device)
+    model = Model(model_config, loaded, select(device), getattr(torch, dtype), device)
+    max_model_len = choose_max_model_len(config, model_config)
+    layout = make_layout(
+        files.fingerprint,
+        dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        model_config.num_layers,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        config.block_size,
+    )
+    cache = Cache(layout, choose_num_blocks(config, layout, max_model_len, device), device)
+    served = config.served_model_name or files.name
+    info = ModelInfo(served, files.fingerprint, model_config.vocab_size, max_model_len)
+    parked = max(1, int(cache.num_blocks * setup.transfer.max_parked_fraction))
+    engine = Engine(model, cache, info, config, model_config.eos_token_ids, parked)
+    logger.info(
+        "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
+        setup.name, served, dtype, device, cache.num_blocks, config.block_size,
+        cache.num_blocks * cache.block_bytes / 2**20, engine.max_sequence_tokens,
+    )  # fmt: skip
+    return engine
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device: {str(error).splitlines()[0]}") from error
+
+
+def choose_dtype(name: str, model_config: ModelConfig, device: torch.device) -> str:
+    """On a GPU the type the weights were saved in; on a CPU float32, in which plain PyTorch computes
+    fastest."""
+    if name != "auto":
+        return name
+    return "float32" if device.type == "cpu" else model_config.dtype
+
+
+def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    limit = model_config.max_position_embeddings
+    if config.max_model_len > limit:
+        raise ConfigError(f"--max-model-len: the model ends at {limit} tokens, not {config.max_model_len}")
+    return config.max_model_len or limit
+
+
+async def serve_until_drained(service: Service) -> None:
+    """Run the service; the first SIGTERM or SIGINT drains it, the second ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        service.drain()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await service.run()

@@ -1,0 +1,32 @@
+"""``python -m decode_worker``: one decode worker process."""
+
+import sys
+
+from common import startup
+from common.loop_thread import LoopThread
+from common.service import Service
+from decode_worker.worker import DecodeWorker
+from kv_transfer.addresses import listen_address
+from kv_transfer.transport import listen
+
+
+async def serve(setup: startup.Setup) -> None:
+    engine = startup.build_engine(setup)
+    transfers = LoopThread("transfers")
+    worker = DecodeWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name)
+    address = listen_address(setup.transfer.transport, setup.worker, setup.incarnation)
+    advertised = setup.worker.advertise_host
+    listener = await transfers.run(listen(address, worker.receiver.serve, advertise_host=advertised))
+    worker.address = listener.address
+    worker.service = Service(setup.worker, setup.incarnation, worker)
+    engine.start(worker.on_step)
+    try:
+        await startup.serve_until_drained(worker.service)
+    finally:
+        engine.stop()
+        await transfers.run(listener.close())
+        transfers.close()
+
+
+if __name__ == "__main__":
+    sys.exit(startup.main("decode", serve))

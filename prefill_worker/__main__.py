@@ -1,0 +1,26 @@
+"""``python -m prefill_worker``: one prefill worker process."""
+
+import sys
+
+from common import startup
+from common.loop_thread import LoopThread
+from common.service import Service
+from prefill_worker.worker import PrefillWorker
+
+
+async def serve(setup: startup.Setup) -> None:
+    engine = startup.build_engine(setup)
+    transfers = LoopThread("transfers")
+    worker = PrefillWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name)
+    worker.service = Service(setup.worker, setup.incarnation, worker)
+    engine.start(worker.on_step)
+    try:
+        await startup.serve_until_drained(worker.service)
+    finally:
+        engine.stop()
+        await transfers.run(worker.close())
+        transfers.close()
+
+
+if __name__ == "__main__":
+    sys.exit(startup.main("prefill", serve))
