@@ -1,13 +1,14 @@
 """A sequence: a request as an engine sees it.
 
     WAITING   in the queue; holds no blocks
-    RUNNING   in every step's plan while it has tokens to compute
+    RUNNING   holds blocks for all its tokens, takes part in steps
     PARKED    a prompt whose first token is sampled, its blocks waiting to be taken by a decode worker
-    FINISHED  ended; holds nothing
+    FINISHED  ended; holds nothing, or only what a running step or a sender still uses
 
 ``token_ids`` always holds all tokens known, ``num_computed`` of which have their keys and values in the
 blocks. A step closes part of that gap; when it closes all of it, the next token is sampled and appended.
-Prefill, chunked prefill, decode and recompute after preemption are this one case."""
+Prefill, chunked prefill, decode and recompute after preemption are this one case.
+"""
 
 import time
 from dataclasses import dataclass, field
@@ -36,14 +37,17 @@ class Sequence:
     num_prompt_tokens: int
     sampling: Sampling
     deadline: float  # time.monotonic()
-    priority: int = 0
+    priority: int = 0  # lower is served first
     cache_salt: str = ""
     handoff: bool = False  # park after the first new token instead of going on
     state: State = State.WAITING
+    arrival: int = 0  # rank among sequences of one priority, given by the scheduler
     num_computed: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose blocks were found in the prefix cache
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks known so far
+    num_committed: int = 0  # leading blocks that the pool knows by hash
+    num_users: int = 0  # steps and senders that use the blocks right now
     marks: dict[str, float] = field(default_factory=dict)  # time.monotonic() by name, see common/timings.py
 
     @classmethod

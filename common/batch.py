@@ -1,0 +1,68 @@
+"""From a plan to the tensors that the model computes with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.scheduler import Work
+from kernels import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    token_ids: Tensor  # [T] int64
+    attention: AttentionBatch
+    sample_rows: Tensor  # [S'] int64: rows of the last tokens of the works that sample, in their order
+
+
+def build(works: Sequence[Work], block_size: int, device: torch.device) -> Batch:
+    """Rows in the order of ``works``, which must not be empty."""
+    counts = np.array([work.num_tokens for work in works])
+    starts = np.array([work.start for work in works])
+    query_starts = np.zeros(len(works) + 1, np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    context_lens = (starts + counts).astype(np.int32)
+    block_tables = _block_tables(works, block_size)
+    owners = np.repeat(np.arange(len(works)), counts)  # [T] index of the work that a row belongs to
+    positions = np.arange(query_starts[-1]) - query_starts[owners] + starts[owners]
+    blocks = block_tables[owners, positions // block_size].astype(np.int64)
+    slots = blocks * block_size + positions % block_size
+    samples = np.array([work.samples for work in works])
+
+    def tensor(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    attention = AttentionBatch(
+        query_starts=tensor(query_starts),
+        context_lens=tensor(context_lens),
+        block_tables=tensor(block_tables),
+        slots=tensor(slots),
+        positions=tensor(positions),
+        max_query_len=int(counts.max()),
+        max_context_len=int(context_lens.max()),
+    )
+    sample_rows = query_starts[1:][samples].astype(np.int64) - 1
+    return Batch(tensor(_token_ids(works)), attention, tensor(sample_rows))
+
+
+def _token_ids(works: Sequence[Work]) -> NDArray[np.int64]:
+    token_ids: list[int] = []
+    for sequence, start, count, _ in works:
+        if count == 1:
+            token_ids.append(sequence.token_ids[start])
+        else:
+            token_ids += sequence.token_ids[start : start + count]
+    return np.array(token_ids, np.int64)
+
+
+def _block_tables(works: Sequence[Work], block_size: int) -> NDArray[np.int32]:
+    """Only the blocks that hold context in this step: [S, max blocks], 0 where there is none."""
+    widths = [-(-(work.start + work.num_tokens) // block_size) for work in works]
+    tables = np.zeros((len(works), max(widths)), np.int32)
+    for row, work, width in zip(tables, works, widths, strict=True):
+        row[:width] = work.sequence.block_ids[:width]
+    return tables

@@ -1,0 +1,112 @@
+"""The memory that holds keys and values.
+
+One tensor [N, L, 2, G, B, D]: N blocks, L layers, keys and values, G key/value heads, B positions, D head
+dim. A block's bytes for all layers are contiguous, so a block, or a run of neighbouring ones, travels
+without being gathered. Kernels see one layer at a time as a view [N, 2, G, B, D].
+"""
+
+import math
+import mmap
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from common.config import ConfigError, EngineConfig
+from common.messages import PROTOCOL_VERSION, Layout
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AUTOMATIC_BYTES = 1 << 30  # at most, in main memory: it is shared with other workers and other programs
+AUTOMATIC_SHARE = 0.2  # of the main memory at hand
+AUTOMATIC_DEVICE_SHARE = 0.85  # of a device's free memory: the device is the worker's own
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def make_layout(
+    model_fingerprint: str, dtype: str, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> Layout:
+    """What two caches have to agree on. ``dtype`` is that of the cache, resolved: not "auto"."""
+    assert dtype in DTYPES, dtype
+    return Layout(PROTOCOL_VERSION, model_fingerprint, dtype, num_layers, num_kv_heads, head_dim, block_size)
+
+
+def block_bytes_of(layout: Layout) -> int:
+    positions = layout.num_layers * 2 * layout.num_kv_heads * layout.block_size
+    return positions * layout.head_dim * DTYPES[layout.dtype].itemsize
+
+
+def choose_num_blocks(config: EngineConfig, layout: Layout, max_model_len: int, device: torch.device) -> int:
+    """From the configuration; without a word there, from the memory at hand, but no more than can ever be
+    of use. Raises ``ConfigError`` where not even one block fits."""
+    if config.num_blocks:
+        return config.num_blocks
+    block_bytes = block_bytes_of(layout)
+    if config.kv_cache_memory_bytes:
+        num_blocks = config.kv_cache_memory_bytes // block_bytes
+    else:
+        useful = config.max_num_seqs * -(-max_model_len // layout.block_size)
+        num_blocks = min(useful, automatic_bytes(device) // block_bytes)
+    if num_blocks < 1:
+        raise ConfigError(f"--kv-cache-memory-bytes: one block alone takes {block_bytes} bytes")
+    return num_blocks
+
+
+def automatic_bytes(device: torch.device) -> int:
+    """A modest share of the memory at hand."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * AUTOMATIC_DEVICE_SHARE)
+    available = psutil.virtual_memory().available
+    if CGROUP_LIMIT.is_file() and (limit := CGROUP_LIMIT.read_text().strip()).isdigit():
+        available = min(available, int(limit))
+    return min(AUTOMATIC_BYTES, int(available * AUTOMATIC_SHARE))
+
+
+class Cache:
+    """In main memory it is backed by pages that the system hands out, zeroed, when they are first written."""
+
+    def __init__(self, layout: Layout, num_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = device
+        self.block_bytes = block_bytes_of(layout)
+        num_heads, block_size = layout.num_kv_heads, layout.block_size
+        shape = (num_blocks, layout.num_layers, 2, num_heads, block_size, layout.head_dim)
+        dtype = DTYPES[layout.dtype]
+        self._bytes: memoryview | None = None
+        if device.type == "cpu":
+            num_bytes = math.prod(shape) * dtype.itemsize
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._bytes = memoryview(memory)
+            self.data = torch.frombuffer(memory, dtype=dtype).view(shape)
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers: list[Tensor] = list(self.data.unbind(1))
+
+    def layer(self, index: int) -> Tensor:
+        """One layer's keys and values: [N, 2, G, B, D], not contiguous in N."""
+        return self.layers[index]
+
+    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
+        """The bytes of the blocks, in this order, writable; blocks that are neighbours in memory share a
+        view."""
+        if self._bytes is None:
+            raise ValueError(f"blocks on {self.device} have no bytes in main memory")
+        size = self.block_bytes
+        return [self._bytes[first * size : (last + 1) * size] for first, last in runs(block_ids)]
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def runs(block_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, last) of each run of consecutive ids."""
+    if not block_ids:
+        return []
+    breaks = [index for index, (a, b) in enumerate(pairwise(block_ids), 1) if b != a + 1]
+    starts, ends = [0, *breaks], [*breaks, len(block_ids)]
+    return [(block_ids[start], block_ids[end - 1]) for start, end in zip(starts, ends, strict=True)]

@@ -1,0 +1,137 @@
+"""Which token comes next.
+
+A pure function of the logits, the sampling parameters and the tokens so far: randomness is a Philox stream
+(Salmon et al., 2011) keyed by (seed, position), so that a sequence continued on another worker, or computed
+again, draws the same. Each row is treated alone and gives the same result in any company.
+
+Order of operations, as in vLLM: penalties, logit bias, ``min_tokens``, temperature, min-p, top-k, top-p.
+Log-probabilities are those of the model, before all that.
+"""
+
+import math
+from collections.abc import Collection, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.messages import Sampling, TokenLogprob
+from common.scheduler import Sampled
+from common.sequence import Sequence
+
+GREEDY_BELOW = 1e-5  # temperatures that leave nothing to chance
+NUCLEUS_GUESS = 256  # candidates that nearly always hold the top-p mass
+
+
+def sample(
+    logits: Tensor, sequences: Iterable[Sequence], eos_token_ids: Collection[int]
+) -> list[Sampled | None]:
+    """One result per row of ``logits`` [S, V] float32; None where the row is not finite. Does not change
+    ``logits``."""
+    best = logits.max(dim=-1)
+    values, token_ids = best.values.tolist(), best.indices.tolist()
+    results: list[Sampled | None] = []
+    for row, sequence, value, token_id in zip(logits, sequences, values, token_ids, strict=True):
+        if not math.isfinite(value):
+            results.append(None)
+        elif _takes_best(sequence):
+            results.append(Sampled(token_id))
+        else:
+            results.append(_sample_row(row, sequence, eos_token_ids))
+    return results
+
+
+def _takes_best(sequence: Sequence) -> bool:
+    """Greedy, with nothing that changes the logits or looks at them."""
+    sampling = sequence.sampling
+    return (
+        sampling.temperature < GREEDY_BELOW
+        and sampling.num_logprobs is None
+        and not _has_penalties(sampling)
+        and not sampling.logit_bias
+        and sequence.num_output_tokens >= sampling.min_tokens
+    )
+
+
+def _has_penalties(sampling: Sampling) -> bool:
+    return bool(sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _sample_row(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> Sampled | None:
+    sampling = sequence.sampling
+    adjusted = _adjust(row.clone(), sequence, eos_token_ids)
+    if sampling.temperature < GREEDY_BELOW:
+        token_id = int(adjusted.argmax())
+    else:
+        token_id = _draw(adjusted, sampling, uniform(sampling.seed, len(sequence.token_ids)))
+    if sampling.num_logprobs is None:
+        return Sampled(token_id)
+    return Sampled(token_id, _logprob(row, token_id, sampling.num_logprobs))
+
+
+def _adjust(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> Tensor:
+    """Apply to ``row`` [V] in place what does not depend on temperature."""
+    sampling = sequence.sampling
+    if _has_penalties(sampling):
+        _penalize(row, sequence)
+    if sampling.logit_bias:
+        row[list(sampling.logit_bias)] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
+    if sequence.num_output_tokens < sampling.min_tokens:
+        row[[*eos_token_ids, *sampling.stop_token_ids]] = -math.inf
+    return row
+
+
+def _penalize(row: Tensor, sequence: Sequence) -> None:
+    """Repetition (Keskar et al., 2019) looks at prompt and output, presence and frequency (OpenAI) at the
+    output."""
+    sampling = sequence.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.tensor(sequence.token_ids, device=row.device)
+        logits = row[seen]
+        penalty = sampling.repetition_penalty
+        row[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        output = torch.tensor(sequence.token_ids[sequence.num_prompt_tokens :], dtype=torch.int64)
+        counts = torch.bincount(output, minlength=len(row)).to(row.device)
+        row -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+
+
+def _draw(row: Tensor, sampling: Sampling, chance: float) -> int:
+    """The token at which the cumulative distribution passes ``chance``, a number in [0, 1)."""
+    weights = ((row - row.max()) / sampling.temperature).exp()  # not normalised: the best token has weight 1
+    if sampling.min_p > 0:
+        weights[weights < sampling.min_p] = 0
+    if 0 < sampling.top_k < len(weights):
+        weights[weights < weights.topk(sampling.top_k).values[-1]] = 0
+    if sampling.top_p < 1:
+        weights[weights < _nucleus_bound(weights, sampling.top_p)] = 0
+    cumulative = weights.cumsum(0, dtype=torch.float64)
+    index = torch.searchsorted(cumulative, chance * cumulative[-1], right=True)
+    return int(index)
+
+
+def _nucleus_bound(weights: Tensor, top_p: float) -> Tensor:
+    """The smallest weight among the most likely tokens that together reach ``top_p`` (Holtzman et al.,
+    2020)."""
+    target = top_p * weights.sum(dtype=torch.float64)
+    count = min(NUCLEUS_GUESS, len(weights))
+    while True:
+        best = weights.topk(count).values
+        cumulative = best.cumsum(0, dtype=torch.float64)
+        if count == len(weights) or cumulative[-1] >= target:
+            index = int(torch.searchsorted(cumulative, target))
+            return best[min(index, count - 1)]
+        count = len(weights)
+
+
+def _logprob(row: Tensor, token_id: int, num_logprobs: int) -> TokenLogprob:
+    logprobs = row.log_softmax(0)
+    top = logprobs.topk(min(num_logprobs, len(row)))
+    alternatives = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs[token_id]), alternatives)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing else."""
+    bits = np.random.Philox(key=seed & (2**64 - 1), counter=position).random_raw()
+    return int(bits >> 11) * 2.0**-53
