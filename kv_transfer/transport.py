@@ -31,7 +31,7 @@ class Limits:
     max_payload_bytes: int = (
         64 << 20
     )  # larger messages are refused by the sender, and end the connection if they come
-    window_bytes: int = 16 << 20  # received and not yet read, or on their way; beyond it the sender waits
+    window_bytes: int = 8 << 20  # received and not yet read, or on their way; beyond it the sender waits
     ping_interval_s: float = 0.5
     silence_timeout_s: float = 3.0  # a peer from which nothing came for this long is dead
 

@@ -19,7 +19,7 @@ import zmq
 
 from kv_transfer.acceptor import CLOSE_TIMEOUT_S, Handlers
 from kv_transfer.mailbox import Kind, MailboxConnection, farewell, greeting, open_within
-from kv_transfer.memory import Buffer, cut
+from kv_transfer.memory import Buffer, cut, keep_freed_memory
 from kv_transfer.transport import (
     MAX_HEADER_BYTES,
     Connection,
@@ -77,7 +77,8 @@ class Dealer:
         try:
             self._socket.post([parts[0], *cut(parts[1:], FRAME_BYTES, GATHER_BYTES)])
         except zmq.ZMQError as error:
-            raise ConnectionResetError(f"cannot send: {error}") from error
+            self._socket.read()  # why, if the peer has said so
+            raise ConnectionResetError("the peer is gone") from error
 
     def close(self) -> None:
         if not self._connection.was_open:
@@ -144,7 +145,7 @@ class RouterListener:
         try:
             self._socket.post([routing_id, parts[0], *cut(parts[1:], FRAME_BYTES, GATHER_BYTES)])
         except zmq.ZMQError as error:
-            raise ConnectionResetError(f"cannot send: {error}") from error
+            raise ConnectionResetError("the peer is gone") from error
 
     def forget(self, routing_id: bytes, descriptor: int) -> None:
         del self._connections[routing_id]
@@ -204,6 +205,7 @@ class RouterListener:
 
 
 def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int) -> Socket:
+    keep_freed_memory()
     socket = Socket(kind, zmq.EVENT_DISCONNECTED | events)
     raw = socket.raw
     raw.linger = LINGER_MS
