@@ -1,32 +1,25 @@
 """A freshly started system is ready when its proxy says so and all workers have announced themselves."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import httpx
 
 _INTERVAL_S = 0.1  # there is no event to wait for: the proxy is another process that may not listen yet
 
 
-async def wait_ready(url: str, headers: Mapping[str, str], roles: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The workers, once there are as many healthy ones as ``roles`` says and requests would be served. Waits
-    for ever: the caller sets the time limit."""
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0, trust_env=False) as client:
-        while True:
-            workers = await _workers_if_ready(client)
-            counts = Counter(worker["role"] for worker in workers)
-            if all(counts[role] >= count for role, count in roles.items()):
-                return workers
+async def wait_ready(url: str, roles: Mapping[str, int]) -> None:
+    """Until requests would be served by at least as many workers as ``roles`` says. Waits for ever: the
+    caller sets the time limit."""
+    async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
+        while not await _is_ready(client, roles):  # noqa: ASYNC110
             await asyncio.sleep(_INTERVAL_S)
 
 
-async def _workers_if_ready(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+async def _is_ready(client: httpx.AsyncClient, roles: Mapping[str, int]) -> bool:
     try:
-        if (await client.get("/ready")).status_code != 200:
-            return []
-        reply = (await client.get("/workers")).raise_for_status()
-        return list(reply.json()["workers"])
+        reply = await client.get("/ready")
+        counts = reply.json()["workers"] if reply.status_code == 200 else {}
     except httpx.HTTPError:
-        return []
+        return False
+    return bool(counts) and all(counts.get(role, 0) >= count for role, count in roles.items())

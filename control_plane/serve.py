@@ -55,7 +55,7 @@ def run(plan: Deployment) -> int:
     started = time.monotonic()
 
     async def ready() -> str:
-        await wait_ready(http_url(plan), _headers(plan), {group.role: group.count for group in plan.workers})
+        await wait_ready(http_url(plan), {group.role: group.count for group in plan.workers})
         return ready_text(plan, time.monotonic() - started)
 
     drain_s = max(group.worker.drain_timeout_s for group in plan.workers)
@@ -75,11 +75,6 @@ def _close(outcome: Outcome, terminal: Terminal) -> int:
 
 def http_url(plan: Deployment) -> str:
     return f"http://{deployment.reachable(plan.proxy.host)}:{plan.proxy.port}"
-
-
-def _headers(plan: Deployment) -> dict[str, str]:
-    keys = plan.proxy.api_key
-    return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
 
 
 def start_text(plan: Deployment) -> str:

@@ -35,7 +35,7 @@ def test_counts_parameters(model: ModelConfig) -> None:
 
 
 def test_what_fits_passes(model: ModelConfig) -> None:
-    memory.require_enough("m", model, [EngineConfig(device="cpu")], 16 * GIB)
+    memory.require_enough("m", model, [EngineConfig(device="cpu", dtype="float16")], 16 * GIB)
     memory.require_enough("m", model, [EngineConfig(device="cuda:0", dtype="float32")] * 8, GIB)
 
 
@@ -44,11 +44,11 @@ def test_too_many_workers_are_refused_with_both_numbers(model: ModelConfig) -> N
     with pytest.raises(ConfigError, match=text):
         memory.require_enough("m", model, [EngineConfig(device="cpu", dtype="bfloat16")] * 2, 16 * GIB)
     with pytest.raises(ConfigError, match=r"needs at least 30\.2 GiB"):
-        memory.require_enough("m", model, [EngineConfig(device="cpu", dtype="float32")], 16 * GIB)
+        memory.require_enough("m", model, [EngineConfig(device="cpu", dtype="auto")], 16 * GIB)
 
 
 def test_a_cache_of_given_size_counts(model: ModelConfig) -> None:
-    engine = EngineConfig(device="cpu", kv_cache_memory_bytes=4 * GIB)
+    engine = EngineConfig(device="cpu", dtype="bfloat16", kv_cache_memory_bytes=4 * GIB)
     with pytest.raises(ConfigError, match=r"needs at least 19\.\d GiB"):
         memory.require_enough("m", model, [engine], 16 * GIB)
 
