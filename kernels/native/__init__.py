@@ -1,0 +1,181 @@
+"""Kernels in C for CPUs: the operations of ``kernels.Ops`` on torch tensors, without a copy.
+
+    csrc/isa.c        all kernels; compiled for AMX, AVX-512, AVX2 and plain C, chosen when the library is loaded
+    csrc/pool.c       threads that sleep when idle
+    build.py          compiles them on first use
+    library.py        their signatures
+
+A row's result is the same bits whatever else is in the batch, however a prompt is cut into chunks, wherever its blocks
+lie and with any number of threads: every sum has one order, fixed by the row alone.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels import AttentionBatch, LinearWeight
+from kernels.native.build import BuildError
+from kernels.native.library import DTYPES, KINDS, Attention, Rows, Weight, choose, load
+
+__all__ = [
+    "BuildError",
+    "add_rms_norm",
+    "available",
+    "embedding",
+    "instruction_set",
+    "linear",
+    "pack_linear",
+    "paged_attention",
+    "rms_norm",
+    "rotary",
+    "set_num_threads",
+    "silu_mul",
+    "store_kv",
+]
+PANEL_OUTPUTS = 64  # outputs are padded to this: PANEL * PANEL_GROUP
+ALIGNMENT = 64
+
+
+def available() -> str | None:
+    """None when these kernels can be used here, otherwise why not."""
+    try:
+        load()
+    except (BuildError, OSError) as error:
+        return str(error)
+    return None
+
+
+def instruction_set(name: str = "") -> str:
+    """Use the named instruction set ("amx", "avx512", "avx2", "portable"; "": the best here); returns its name.
+    For tests and measurements: int8 weights must be packed anew, and nothing may be computing."""
+    return choose(load(), name)
+
+
+def set_num_threads(count: int) -> int:
+    """Compute with ``count`` threads, the caller's included; returns how many there are. One is the default."""
+    return int(load().baton_set_num_threads(count))
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None, kind: torch.dtype | None = None) -> LinearWeight:
+    """``weight`` [O, I], kept in its own type or as ``torch.int8`` with one scale per output."""
+    num_outputs, num_inputs = weight.shape
+    kind = kind or weight.dtype
+    weight = weight.contiguous()
+    padded = round_up(num_outputs, PANEL_OUTPUTS)
+    padded_inputs = round_up(num_inputs, {torch.int8: 64, torch.bfloat16: 32}.get(kind, 1))
+    data = aligned(padded * padded_inputs * kind.itemsize)
+    scales, sums = torch.zeros(padded), torch.zeros(padded, dtype=torch.int32)
+    load().baton_pack(
+        weight.data_ptr(), DTYPES[weight.dtype], num_outputs, num_inputs, KINDS[kind],
+        data.data_ptr(), scales.data_ptr(), sums.data_ptr(),
+    )  # fmt: skip
+    wide_bias = None
+    if bias is not None:
+        wide_bias = torch.zeros(padded)
+        wide_bias[:num_outputs] = bias
+    fields = Weight(
+        data.data_ptr(), scales.data_ptr(), sums.data_ptr(), wide_bias.data_ptr() if wide_bias is not None else None,
+        num_inputs, num_outputs, KINDS[kind],
+    )  # fmt: skip
+    header = torch.frombuffer(bytearray(fields), dtype=torch.uint8)
+    return LinearWeight((header, data, scales, sums), wide_bias, num_inputs, num_outputs)
+
+
+def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+    assert x.is_contiguous() and x.shape[-1] == weight.in_features
+    out = x.new_empty(x.shape[0], weight.out_features)
+    dtype = DTYPES[x.dtype]
+    load().baton_linear(x.data_ptr(), dtype, x.shape[0], weight.data[0].data_ptr(), out.data_ptr(), dtype)
+    return out
+
+
+def embedding(token_ids: Tensor, table: Tensor) -> Tensor:
+    return table.index_select(0, token_ids)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.contiguous()
+    width = x.shape[-1]
+    out = torch.empty_like(x)
+    load().baton_rms_norm(
+        x.data_ptr(), None, weight.data_ptr(), DTYPES[x.dtype], eps, x.numel() // width, width, out.data_ptr(), None
+    )
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    assert x.is_contiguous() and residual.is_contiguous() and x.dtype == residual.dtype == weight.dtype
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    width = x.shape[-1]
+    load().baton_rms_norm(
+        x.data_ptr(), residual.data_ptr(), weight.data_ptr(), DTYPES[x.dtype], eps, x.numel() // width, width,
+        out.data_ptr(), total.data_ptr(),
+    )  # fmt: skip
+    return out, total
+
+
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    return rotate(q, positions, cos_sin), rotate(k, positions, cos_sin)
+
+
+def rotate(x: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
+    x = with_whole_rows(x)
+    num_rows, num_heads, head_dim = x.shape
+    out = x.new_empty(x.shape)
+    load().baton_rotary(
+        x.data_ptr(), x.stride(0), out.data_ptr(), DTYPES[x.dtype], positions.data_ptr(), cos_sin.data_ptr(),
+        num_rows, num_heads, head_dim,
+    )  # fmt: skip
+    return out
+
+
+def store_kv(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
+    check_cache(cache)
+    k, v = with_whole_rows(k), with_whole_rows(v)
+    load().baton_store_kv(
+        k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), DTYPES[k.dtype], cache.data_ptr(), cache.stride(0),
+        DTYPES[cache.dtype], slots.data_ptr(), k.shape[0], cache.shape[2], cache.shape[3], cache.shape[4],
+    )  # fmt: skip
+
+
+def paged_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, window: int) -> Tensor:
+    check_cache(cache)
+    q = with_whole_rows(q)
+    out = q.new_empty(q.shape)
+    tables = batch.block_tables
+    fields = Attention(
+        Rows(q.data_ptr(), q.stride(0), DTYPES[q.dtype]),
+        Rows(out.data_ptr(), out.stride(0), DTYPES[q.dtype]),
+        cache.data_ptr(), cache.stride(0), batch.query_starts.data_ptr(), batch.context_lens.data_ptr(),
+        tables.data_ptr(), tables.stride(0), tables.shape[0], q.shape[1], cache.shape[2], cache.shape[4],
+        cache.shape[3], window, DTYPES[cache.dtype], scale,
+    )  # fmt: skip
+    load().baton_attention(fields)
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    assert gate_up.is_contiguous()
+    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(num_rows, width)
+    load().baton_silu_mul(gate_up.data_ptr(), out.data_ptr(), DTYPES[gate_up.dtype], num_rows, width)
+    return out
+
+
+def with_whole_rows(x: Tensor) -> Tensor:
+    """``x`` [T, heads, D], copied unless a row's heads lie side by side; rows may lie apart."""
+    return x if x.stride(2) == 1 and (x.stride(1) == x.shape[2] or x.shape[1] == 1) else x.contiguous()
+
+
+def check_cache(cache: Tensor) -> None:
+    assert cache[0].is_contiguous(), "only the block dimension of a cache may be strided"
+
+
+def round_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def aligned(num_bytes: int) -> Tensor:
+    """[num_bytes] uint8 that begins at a cache line."""
+    whole = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    offset = -whole.data_ptr() % ALIGNMENT
+    return whole[offset : offset + num_bytes]

@@ -1,0 +1,247 @@
+/* Attention over a bf16 cache in AMX tiles; the same chunks and the same bookkeeping as in attention.c.
+ *
+ * Scores are computed transposed, keys times queries: keys come from the cache as they lie there, the lanes of a vector
+ * are rows, and the softmax needs no sums across lanes. Weights are rounded to bf16 before they meet the values, as the
+ * values are. One shape serves any number of rows: a row is a column of its score tile and a row of its output tile. */
+
+enum { TILES_AT_ONCE = 4 }; /* of 16 rows each, for which keys and values are read once */
+
+struct rows16 {
+    uint16_t *q;       /* [dims / 32][16 pairs of dims][16 rows][2] */
+    float *out;        /* [16 rows, dims], unnormalized */
+    float highest[16], sum[16], position[16], lowest[16];
+    int64_t first_position, last_position;
+};
+
+struct head_tiles {
+    struct rows16 tiles[TILES_AT_ONCE];
+    int num_tiles;
+    long dims;         /* the head's, padded to a multiple of 32 */
+    uint16_t *keys;    /* [CHUNK, dims]: only when the cache cannot be read in place */
+    uint16_t *values;  /* [CHUNK / 2][dims][2] */
+    float *scores;     /* [CHUNK, 16 rows] */
+    uint16_t *weights; /* [16 rows, CHUNK] */
+    bool in_place;
+};
+
+/* 2^x for x <= 0 with relative error 4e-6, far below that of bf16; exactly 1 at 0 and 0 at minus infinity. */
+INLINE vf vexp2_coarse(vf x)
+{
+    vf f = _mm512_reduce_ps(x, 0x08 | _MM_FROUND_TO_NEAREST_INT);
+    vf y = vfma(f, vset(0x1.3cea88p-7f), vset(0x1.c6b752p-5f));
+    y = vfma(y, f, vset(0x1.ebf9bcp-3f));
+    y = vfma(y, f, vset(0x1.62e42ap-1f));
+    y = vfma(y, f, vset(1.0f));
+    return _mm512_scalef_ps(y, vsub(x, f));
+}
+
+static void load_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile, int64_t first)
+{
+    const struct attention *a = job->a;
+    int64_t count = min_int(16, job->first_row + job->num_rows - first);
+    for (long d = 0; d < h->dims; d += 32) {
+        vf r[16];
+        for (int i = 0; i < 16; i++) {
+            uint16_t row[32] = {0};
+            for (long j = 0; i < count && j < 32 && d + j < a->head_dim; j += W)
+                vstore_bf16(row + j, vload_at(head_of_row(job, &a->q, first + i), d + j, a->head_dim,
+                                              (enum dtype)a->q.dtype));
+            r[i] = _mm512_loadu_ps(row);
+        }
+        transpose(r);
+        for (int i = 0; i < 16; i++)
+            vstore((float *)(tile->q + d * 16) + i * 16, r[i]);
+    }
+    memset(tile->out, 0, sizeof(float) * 16 * (size_t)h->dims);
+    for (int i = 0; i < 16; i++) {
+        int64_t position = position_of(job, first + min_int(i, count - 1));
+        tile->position[i] = (float)position;
+        tile->lowest[i] = (float)lowest_position(job, position);
+        tile->highest[i] = LOWEST;
+        tile->sum[i] = 0;
+    }
+    tile->first_position = position_of(job, first);
+    tile->last_position = position_of(job, first + count - 1);
+}
+
+INLINE __m512i load_dims(const uint16_t *p, long d, long head_dim)
+{
+    long rest = head_dim - d;
+    return rest >= 32 ? _mm512_loadu_si512(p + d) : _mm512_maskz_loadu_epi16(rest > 0 ? (1u << rest) - 1 : 0, p + d);
+}
+
+static void fetch_keys(const struct job_of_head *job, const struct head_tiles *h, int64_t start, int count)
+{
+    for (int p = 0; p < count; p++)
+        for (long d = 0; d < h->dims; d += 32)
+            _mm512_storeu_si512(h->keys + p * h->dims + d,
+                                load_dims(key_at(job, start + p, BF16), d, job->a->head_dim));
+}
+
+/* Values of two positions side by side, dimension by dimension; zeros where there is no position. */
+static void fetch_values(const struct job_of_head *job, const struct head_tiles *h, int64_t start, int count)
+{
+    const struct attention *a = job->a;
+    for (int p = 0; p < CHUNK; p += 2) {
+        const uint16_t *even = p < count ? (const uint16_t *)key_at(job, start + p, BF16) + keys_to_values(a) : NULL;
+        const uint16_t *odd = p + 1 < count ? (const uint16_t *)key_at(job, start + p + 1, BF16) + keys_to_values(a) : NULL;
+        for (long d = 0; d < h->dims; d += 32) {
+            __m512i x = even ? load_dims(even, d, a->head_dim) : _mm512_setzero_si512();
+            __m512i y = odd ? load_dims(odd, d, a->head_dim) : _mm512_setzero_si512();
+            __m512i low = _mm512_or_si512(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(x)),
+                                          _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(y)), 16));
+            x = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(x, 1));
+            y = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(y, 1)), 16);
+            _mm512_storeu_si512(h->values + (p / 2 * h->dims + d) * 2, low);
+            _mm512_storeu_si512(h->values + (p / 2 * h->dims + d + 16) * 2, _mm512_or_si512(x, y));
+        }
+    }
+}
+
+/* scores[16 positions of one tile][16 rows] */
+static void score_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
+                         int64_t start, int count)
+{
+    for (int p = 0; p < count; p += 16) {
+        const uint16_t *keys = h->in_place ? key_at(job, start + p, BF16) : h->keys + p * h->dims;
+        long stride = (h->in_place ? job->a->head_dim : h->dims) * 2;
+        _tile_zero(0);
+        for (long d = 0; d < h->dims; d += 32) {
+            _tile_loadd(4, keys + d, stride);
+            _tile_loadd(6, tile->q + d * 16, 64);
+            _tile_dpbf16ps(0, 4, 6);
+        }
+        _tile_stored(0, h->scores + p * 16, 64);
+    }
+}
+
+static void mask_rows16(const struct head_tiles *h, const struct rows16 *tile, int64_t start)
+{
+    vf last = vload(tile->position), first = vload(tile->lowest), hidden = vset(-INFINITY);
+    for (int p = 0; p < CHUNK; p++) {
+        vf here = vset((float)(start + p));
+        vf x = vselect_less(last, here, hidden, vload(h->scores + p * 16));
+        vstore(h->scores + p * 16, vselect_less(here, first, hidden, x));
+    }
+}
+
+/* Scores of 32 positions to weights in bf16, [16 rows][32 positions] of them; adds to the sums. */
+INLINE void weigh_half(const struct head_tiles *h, int p, vf scale, vf shift, vf sums[4])
+{
+    vf r[16];
+    UNROLL for (int i = 0; i < 16; i++) {
+        vf even = vexp2_coarse(vfma(vload(h->scores + (p + 2 * i) * 16), scale, shift));
+        vf odd = vexp2_coarse(vfma(vload(h->scores + (p + 2 * i + 1) * 16), scale, shift));
+        sums[i % 2 * 2] = vadd(sums[i % 2 * 2], even);
+        sums[i % 2 * 2 + 1] = vadd(sums[i % 2 * 2 + 1], odd);
+        const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32((int)0xffff0000);
+        __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
+        __m512i high = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(odd), half), upper);
+        r[i] = _mm512_castsi512_ps(_mm512_or_si512(low, high));
+    }
+    transpose(r);
+    UNROLL for (int i = 0; i < 16; i++)
+        _mm512_storeu_ps(h->weights + i * CHUNK + p, r[i]);
+}
+
+static void rescale_rows16(const struct head_tiles *h, struct rows16 *tile, vf factor)
+{
+    float factors[16];
+    vstore(factors, factor);
+    if (_mm512_cmp_ps_mask(factor, vset(1.0f), _CMP_NEQ_UQ) == 0)
+        return; /* a product with one changes no bit */
+    for (int r = 0; r < 16; r++)
+        for (long d = 0; d < h->dims; d += W)
+            vstore(tile->out + r * h->dims + d, vmul(vload(tile->out + r * h->dims + d), vset(factors[r])));
+}
+
+static void weigh_rows16(const struct attention *a, const struct head_tiles *h, struct rows16 *tile)
+{
+    vf before = vload(tile->highest), now = before, scale = vset(query_scale(a)), sums[4];
+    for (int p = 0; p < CHUNK; p++)
+        now = vmax(now, vload(h->scores + p * 16));
+    UNROLL for (int i = 0; i < 4; i++)
+        sums[i] = vset(0);
+    vf shift = vmul(vsub(vset(0), now), scale);
+    for (int p = 0; p < CHUNK; p += 32)
+        weigh_half(h, p, scale, shift, sums);
+    vf factor = vexp2_coarse(vmul(vsub(before, now), scale));
+    rescale_rows16(h, tile, factor);
+    vstore(tile->highest, now);
+    vstore(tile->sum, vfma(vload(tile->sum), factor, vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3]))));
+}
+
+static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile)
+{
+    long stride = h->dims * 4;
+    _tile_loadd(4, h->weights, CHUNK * 2);
+    _tile_loadd(5, h->weights + 32, CHUNK * 2);
+    for (long d = 0; d < h->dims; d += 16) {
+        _tile_loadd(1, tile->out + d, stride);
+        _tile_loadd(6, h->values + d * 2, stride);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, h->values + (16 * h->dims + d) * 2, stride);
+        _tile_dpbf16ps(1, 5, 7);
+        _tile_stored(1, tile->out + d, stride);
+    }
+}
+
+static void attend_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile, int64_t start,
+                          int count)
+{
+    score_rows16(job, h, tile, start, count);
+    if (start + CHUNK - 1 > tile->first_position || start < lowest_position(job, tile->last_position))
+        mask_rows16(h, tile, start);
+    weigh_rows16(job->a, h, tile);
+    gather_rows16(h, tile);
+}
+
+static void store_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile, int64_t first)
+{
+    const struct attention *a = job->a;
+    for (int r = 0; r < 16 && first + r < job->first_row + job->num_rows; r++)
+        for (long d = 0; d < a->head_dim; d += W)
+            vstore_at(head_of_row(job, &a->out, first + r), d, a->head_dim,
+                      vdiv(vload(tile->out + r * h->dims + d), vset(tile->sum[r])), (enum dtype)a->out.dtype);
+}
+
+static void lay_out_head(struct head_tiles *h, const struct attention *a, int64_t num_rows)
+{
+    h->num_tiles = (int)((num_rows + 15) / 16);
+    h->dims = (long)round_up(a->head_dim, 32);
+    h->in_place = a->block_size % 16 == 0 && a->head_dim == h->dims;
+    size_t dims = (size_t)h->dims, chunk = dims * CHUNK * 2, tile = dims * 16 * (2 + 4);
+    char *memory = scratch(SCRATCH_TILE, 2 * chunk + CHUNK * 16 * (4 + 2) + (size_t)h->num_tiles * tile);
+    h->keys = (uint16_t *)memory;
+    h->values = (uint16_t *)(memory + chunk);
+    h->scores = (float *)(memory + 2 * chunk);
+    h->weights = (uint16_t *)(memory + 2 * chunk + CHUNK * 16 * 4);
+    memory += 2 * chunk + CHUNK * 16 * (4 + 2);
+    for (int i = 0; i < h->num_tiles; i++, memory += tile) {
+        h->tiles[i].out = (float *)memory;
+        h->tiles[i].q = (uint16_t *)(memory + dims * 16 * 4);
+    }
+}
+
+static void attend_tiles(const struct job_of_head *job)
+{
+    struct head_tiles h;
+    lay_out_head(&h, job->a, job->num_rows);
+    for (int i = 0; i < h.num_tiles; i++)
+        load_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);
+    configure_tiles(16, 16);
+    int64_t last = h.tiles[h.num_tiles - 1].last_position;
+    int64_t start = lowest_position(job, h.tiles[0].first_position) / CHUNK * CHUNK;
+    for (; start <= last; start += CHUNK) {
+        int count = (int)min_int(CHUNK, last + 1 - start);
+        if (!h.in_place)
+            fetch_keys(job, &h, start, count);
+        fetch_values(job, &h, start, count);
+        for (int i = 0; i < h.num_tiles; i++)
+            if (start <= h.tiles[i].last_position)
+                attend_rows16(job, &h, &h.tiles[i], start, count);
+    }
+    _tile_release();
+    for (int i = 0; i < h.num_tiles; i++)
+        store_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);
+}

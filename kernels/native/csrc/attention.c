@@ -1,0 +1,531 @@
+/* Causal attention straight from the paged cache, with an online softmax (Milakov and Gimelshein, 2018; Dao, 2022).
+ *
+ * A row is one query head of one token. The rows of a token that share a key/value head are computed together, so that
+ * keys and values are read once for them. Positions are taken in chunks of CHUNK counted from position 0, and a row sees
+ * the same chunks in the same order with the same arithmetic however it is grouped with others:
+ *   score    one chain of multiply-adds over the head's dimensions
+ *   weight   2^(score - highest score so far); masked positions weigh exactly 0
+ *   sum      of a chunk's weights: W interleaved chains, then a tree
+ *   output   one chain of multiply-adds over the positions, rescaled chunk by chunk
+ * Two shapes of loop do this: `few` for a handful of rows (decoding), lanes along positions and dimensions, and `tile`
+ * for many rows (prompts), lanes along rows. A chunk that is all masked for a row leaves it unchanged to the bit. */
+
+#define CHUNK 64
+#define TILE_ROWS (2 * W)
+#define LOWEST (-1e30f) /* the highest score of no position: finite, so that differences are numbers */
+
+struct job_of_head {
+    const struct attention *a;
+    const int32_t *table;
+    int64_t first_row, num_rows; /* of the sequence's token-and-head rows for this key/value head */
+    int64_t query_start, num_queries, context_len;
+    int kv_head, group;
+};
+
+INLINE int64_t position_of(const struct job_of_head *job, int64_t row)
+{
+    return job->context_len - job->num_queries + row / job->group;
+}
+
+INLINE int64_t lowest_position(const struct job_of_head *job, int64_t position)
+{
+    int64_t window = job->a->window;
+    return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+INLINE void *head_of_row(const struct job_of_head *job, const struct rows *x, int64_t row)
+{
+    int64_t head = job->kv_head * job->group + row % job->group;
+    return at_mut(row_of(x, job->query_start + row / job->group), (size_t)(head * job->a->head_dim), (enum dtype)x->dtype);
+}
+
+INLINE const void *key_at(const struct job_of_head *job, int64_t position, enum dtype dtype)
+{
+    const struct attention *a = job->a;
+    int64_t block = job->table[position / a->block_size], offset = position % a->block_size;
+    int64_t in_block = ((int64_t)job->kv_head * a->block_size + offset) * a->head_dim;
+    return at(a->cache, (size_t)(block * a->cache_stride + in_block), dtype);
+}
+
+INLINE size_t keys_to_values(const struct attention *a)
+{
+    return (size_t)a->num_kv_heads * a->block_size * a->head_dim;
+}
+
+INLINE float query_scale(const struct attention *a)
+{
+    return a->scale * 0x1.715476p0f; /* log2(e): weights are powers of two */
+}
+
+#if defined(ISA_AVX512)
+INLINE void transpose(vf r[W])
+{
+    __m512d t[W];
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        vf a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+        vf c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+        t[i] = _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(c));
+        t[i + 1] = _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(c));
+        t[i + 2] = _mm512_unpacklo_pd(_mm512_castps_pd(b), _mm512_castps_pd(d));
+        t[i + 3] = _mm512_unpackhi_pd(_mm512_castps_pd(b), _mm512_castps_pd(d));
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        vf a = _mm512_castpd_ps(t[i]), b = _mm512_castpd_ps(t[i + 4]);
+        vf c = _mm512_castpd_ps(t[i + 8]), d = _mm512_castpd_ps(t[i + 12]);
+        vf even_low = _mm512_shuffle_f32x4(a, b, 0x88), odd_low = _mm512_shuffle_f32x4(a, b, 0xdd);
+        vf even_high = _mm512_shuffle_f32x4(c, d, 0x88), odd_high = _mm512_shuffle_f32x4(c, d, 0xdd);
+        r[i] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+        r[i + 4] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+        r[i + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+    }
+}
+#elif defined(ISA_AVX2)
+INLINE void transpose(vf r[W])
+{
+    vf t[W];
+    UNROLL for (int i = 0; i < 8; i += 4) {
+        __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(r[i], r[i + 1]));
+        __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(r[i], r[i + 1]));
+        __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(r[i + 2], r[i + 3]));
+        __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(r[i + 2], r[i + 3]));
+        t[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+        t[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+        t[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+        t[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+    }
+}
+#else
+INLINE void transpose(vf r[W])
+{
+    vf t[W];
+    UNROLL for (int i = 0; i < W; i++)
+        UNROLL for (int j = 0; j < W; j++)
+            t[i][j] = r[j][i];
+    UNROLL for (int i = 0; i < W; i++)
+        r[i] = t[i];
+}
+#endif
+
+/* ---- a handful of rows ---- */
+
+enum { FEW = 4, MAX_FEW_ROWS = 8 };
+
+struct few {
+    float *q;      /* [rows, dims], scaled */
+    float *keys;   /* [dims, CHUNK] */
+    float *out;    /* [rows, dims], unnormalized */
+    float weights[MAX_FEW_ROWS][CHUNK];
+    float highest[MAX_FEW_ROWS], sum[MAX_FEW_ROWS];
+    long dims;     /* the head's, padded to a multiple of W */
+};
+
+INLINE void transpose_keys(const struct job_of_head *job, const struct few *f, int64_t start, int count, enum dtype dtype)
+{
+    long head_dim = job->a->head_dim;
+    for (int p = 0; p < CHUNK; p += W) {
+        const void *keys[W];
+        for (int i = 0; i < W; i++)
+            keys[i] = p + i < count ? key_at(job, start + p + i, dtype) : NULL;
+        for (long d = 0; d < f->dims; d += W) {
+            vf r[W];
+            UNROLL for (int i = 0; i < W; i++)
+                r[i] = keys[i] == NULL ? vset(0) : vload_at(keys[i], d, head_dim, dtype);
+            transpose(r);
+            UNROLL for (int i = 0; i < W; i++)
+                vstore(f->keys + (d + i) * CHUNK + p, r[i]);
+        }
+    }
+}
+
+INLINE void score_few(struct few *f, int first, const int rows, long head_dim)
+{
+    for (int p = 0; p < CHUNK; p += 4 * W > CHUNK ? CHUNK : 4 * W) {
+        vf sums[FEW][4];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < 4; c++)
+                sums[r][c] = vset(0);
+        for (long d = 0; d < head_dim; d++)
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int c = 0; c < 4; c++)
+                    sums[r][c] = vfma(vset(f->q[(first + r) * f->dims + d]), vload(f->keys + d * CHUNK + p + c * W),
+                                      sums[r][c]);
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < 4; c++)
+                vstore(&f->weights[first + r][p + c * W], sums[r][c]);
+    }
+}
+
+/* Scores to weights; returns the factor for what was summed before. */
+static float weigh_few(struct few *f, int row, int64_t start, int64_t lowest, int64_t position)
+{
+    float *w = f->weights[row];
+    for (int p = 0; p < CHUNK; p++)
+        if (start + p < lowest || start + p > position)
+            w[p] = -INFINITY;
+    vf highest = vload(w);
+    for (int p = W; p < CHUNK; p += W)
+        highest = vmax(highest, vload(w + p));
+    float before = f->highest[row], now = vhighest(highest);
+    now = now > before ? now : before;
+    vf sums = vset(0);
+    for (int p = 0; p < CHUNK; p += W) {
+        vf weight = vexp2(vsub(vload(w + p), vset(now)));
+        vstore(w + p, weight);
+        sums = vadd(sums, weight);
+    }
+    float factor[W], sum[W];
+    vstore(factor, vexp2(vset(before - now)));
+    vstore(sum, vfma(vset(f->sum[row]), vset(factor[0]), vset(vsum(sums))));
+    f->sum[row] = sum[0];
+    f->highest[row] = now;
+    return factor[0];
+}
+
+INLINE void gather_few(const struct job_of_head *job, struct few *f, int first, const int rows, const float *factors,
+                       int64_t start, int count, enum dtype dtype)
+{
+    const struct attention *a = job->a;
+    for (long d = 0; d < f->dims; d += 4 * W) {
+        vf sums[FEW][4];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < 4; c++)
+                sums[r][c] = d + c * W < f->dims ? vmul(vload(f->out + (first + r) * f->dims + d + c * W),
+                                                        vset(factors[first + r])) : vset(0);
+        for (int p = 0; p < count; p++) {
+            const void *values = at(key_at(job, start + p, dtype), keys_to_values(a), dtype);
+            UNROLL for (int c = 0; c < 4; c++) {
+                vf v = d + c * W < f->dims ? vload_at(values, d + c * W, a->head_dim, dtype) : vset(0);
+                UNROLL for (int r = 0; r < rows; r++)
+                    sums[r][c] = vfma(vset(f->weights[first + r][p]), v, sums[r][c]);
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < 4; c++)
+                if (d + c * W < f->dims)
+                    vstore(f->out + (first + r) * f->dims + d + c * W, sums[r][c]);
+    }
+}
+
+INLINE void attend_few_chunk(const struct job_of_head *job, struct few *f, int64_t start, int count, enum dtype dtype)
+{
+    float factors[MAX_FEW_ROWS];
+    transpose_keys(job, f, start, count, dtype);
+    for (int first = 0; first < job->num_rows; first += FEW) {
+        int rows = (int)min_int(FEW, job->num_rows - first);
+        switch (rows) {
+        case 1: score_few(f, first, 1, job->a->head_dim); break;
+        case 2: score_few(f, first, 2, job->a->head_dim); break;
+        case 3: score_few(f, first, 3, job->a->head_dim); break;
+        default: score_few(f, first, FEW, job->a->head_dim);
+        }
+        for (int r = first; r < first + rows; r++) {
+            int64_t position = position_of(job, job->first_row + r);
+            factors[r] = weigh_few(f, r, start, lowest_position(job, position), position);
+        }
+        switch (rows) {
+        case 1: gather_few(job, f, first, 1, factors, start, count, dtype); break;
+        case 2: gather_few(job, f, first, 2, factors, start, count, dtype); break;
+        case 3: gather_few(job, f, first, 3, factors, start, count, dtype); break;
+        default: gather_few(job, f, first, FEW, factors, start, count, dtype);
+        }
+    }
+}
+
+static void load_few_queries(const struct job_of_head *job, struct few *f)
+{
+    const struct attention *a = job->a;
+    for (int r = 0; r < job->num_rows; r++) {
+        const void *q = head_of_row(job, &a->q, job->first_row + r);
+        for (long d = 0; d < f->dims; d += W) {
+            vf x = vload_at(q, d, a->head_dim, (enum dtype)a->q.dtype);
+            vstore(f->q + r * f->dims + d, vmul(x, vset(query_scale(a))));
+            vstore(f->out + r * f->dims + d, vset(0));
+        }
+        f->highest[r] = LOWEST;
+        f->sum[r] = 0;
+    }
+}
+
+static void store_few(const struct job_of_head *job, const struct few *f)
+{
+    const struct attention *a = job->a;
+    for (int r = 0; r < job->num_rows; r++)
+        for (long d = 0; d < a->head_dim; d += W)
+            vstore_at(head_of_row(job, &a->out, job->first_row + r), d, a->head_dim,
+                      vdiv(vload(f->out + r * f->dims + d), vset(f->sum[r])), (enum dtype)a->out.dtype);
+}
+
+static void attend_few(const struct job_of_head *job)
+{
+    struct few f;
+    f.dims = (long)round_up(job->a->head_dim, W);
+    f.q = scratch(SCRATCH_TILE, sizeof(float) * (size_t)f.dims * (2 * MAX_FEW_ROWS + CHUNK));
+    f.out = f.q + MAX_FEW_ROWS * f.dims;
+    f.keys = f.out + MAX_FEW_ROWS * f.dims;
+    load_few_queries(job, &f);
+    int64_t last = position_of(job, job->first_row + job->num_rows - 1);
+    int64_t start = lowest_position(job, position_of(job, job->first_row)) / CHUNK * CHUNK;
+    for (; start <= last; start += CHUNK) {
+        int count = (int)min_int(CHUNK, last + 1 - start);
+        FOR_DTYPE(job->a->cache_dtype, attend_few_chunk(job, &f, start, count, dtype));
+    }
+    store_few(job, &f);
+}
+
+/* ---- many rows ---- */
+
+#if defined(ISA_AVX512)
+#define STRIP 8
+#else
+#define STRIP 4
+#endif
+
+struct tile {
+    float *q;       /* [dims, TILE_ROWS], scaled */
+    float *out;     /* [dims, TILE_ROWS], unnormalized */
+    float *keys;    /* [CHUNK, dims] */
+    float *values;  /* [CHUNK, dims] */
+    float *weights; /* [CHUNK, TILE_ROWS] */
+    float highest[TILE_ROWS], sum[TILE_ROWS], factor[TILE_ROWS];
+    float position[TILE_ROWS], lowest[TILE_ROWS]; /* exact below 2^24 */
+    long dims;      /* the head's, padded to a multiple of 16 */
+};
+
+INLINE void fetch_chunk(const struct job_of_head *job, const struct tile *t, int64_t start, int count, enum dtype dtype)
+{
+    long head_dim = job->a->head_dim;
+    for (int p = 0; p < CHUNK; p++) {
+        const void *k = p < count ? key_at(job, start + p, dtype) : NULL;
+        const void *v = p < count ? at(k, keys_to_values(job->a), dtype) : NULL;
+        for (long d = 0; d < t->dims; d += W) {
+            int there = k != NULL && d < head_dim;
+            vstore(t->keys + p * t->dims + d, there ? vload_at(k, d, head_dim, dtype) : vset(0));
+            vstore(t->values + p * t->dims + d, there ? vload_at(v, d, head_dim, dtype) : vset(0));
+        }
+    }
+}
+
+static void score_tile(const struct tile *t, long head_dim)
+{
+    for (int p = 0; p < CHUNK; p += STRIP) {
+        vf sums[STRIP][2];
+        UNROLL for (int i = 0; i < STRIP; i++)
+            sums[i][0] = sums[i][1] = vset(0);
+        for (long d = 0; d < head_dim; d++) {
+            vf q0 = vload(t->q + d * TILE_ROWS), q1 = vload(t->q + d * TILE_ROWS + W);
+            UNROLL for (int i = 0; i < STRIP; i++) {
+                vf k = vset(t->keys[(p + i) * t->dims + d]);
+                sums[i][0] = vfma(q0, k, sums[i][0]);
+                sums[i][1] = vfma(q1, k, sums[i][1]);
+            }
+        }
+        UNROLL for (int i = 0; i < STRIP; i++) {
+            vstore(t->weights + (p + i) * TILE_ROWS, sums[i][0]);
+            vstore(t->weights + (p + i) * TILE_ROWS + W, sums[i][1]);
+        }
+    }
+}
+
+static void mask_tile(const struct tile *t, int64_t start)
+{
+    for (int p = 0; p < CHUNK; p++)
+        for (int c = 0; c < TILE_ROWS; c += W) {
+            vf here = vset((float)(start + p)), hidden = vset(-INFINITY);
+            vf x = vload(t->weights + p * TILE_ROWS + c);
+            x = vselect_less(vload(t->position + c), here, hidden, x);
+            vstore(t->weights + p * TILE_ROWS + c, vselect_less(here, vload(t->lowest + c), hidden, x));
+        }
+}
+
+static void weigh_tile(struct tile *t)
+{
+    for (int c = 0; c < TILE_ROWS; c += W) {
+        vf before = vload(t->highest + c), now = before, sums[W];
+        for (int p = 0; p < CHUNK; p++)
+            now = vmax(now, vload(t->weights + p * TILE_ROWS + c));
+        UNROLL for (int i = 0; i < W; i++)
+            sums[i] = vset(0);
+        for (int p = 0; p < CHUNK; p += W)
+            UNROLL for (int i = 0; i < W; i++) {
+                float *w = t->weights + (p + i) * TILE_ROWS + c;
+                vf weight = vexp2(vsub(vload(w), now));
+                vstore(w, weight);
+                sums[i] = vadd(sums[i], weight);
+            }
+        UNROLL for (int half = W / 2; half > 0; half /= 2)
+            UNROLL for (int i = 0; i < half; i++)
+                sums[i] = vadd(sums[i], sums[i + half]);
+        vf factor = vexp2(vsub(before, now));
+        vstore(t->factor + c, factor);
+        vstore(t->highest + c, now);
+        vstore(t->sum + c, vfma(vload(t->sum + c), factor, sums[0]));
+    }
+}
+
+static void gather_tile(const struct tile *t, int count)
+{
+    vf f0 = vload(t->factor), f1 = vload(t->factor + W);
+    for (long d = 0; d < t->dims; d += STRIP) {
+        vf sums[STRIP][2];
+        UNROLL for (int i = 0; i < STRIP; i++) {
+            sums[i][0] = vmul(vload(t->out + (d + i) * TILE_ROWS), f0);
+            sums[i][1] = vmul(vload(t->out + (d + i) * TILE_ROWS + W), f1);
+        }
+        for (int p = 0; p < count; p++) {
+            vf w0 = vload(t->weights + p * TILE_ROWS), w1 = vload(t->weights + p * TILE_ROWS + W);
+            UNROLL for (int i = 0; i < STRIP; i++) {
+                vf v = vset(t->values[p * t->dims + d + i]);
+                sums[i][0] = vfma(w0, v, sums[i][0]);
+                sums[i][1] = vfma(w1, v, sums[i][1]);
+            }
+        }
+        UNROLL for (int i = 0; i < STRIP; i++) {
+            vstore(t->out + (d + i) * TILE_ROWS, sums[i][0]);
+            vstore(t->out + (d + i) * TILE_ROWS + W, sums[i][1]);
+        }
+    }
+}
+
+/* Rows to columns and back, W by W: dims beyond the head's are zero on the way in and dropped on the way out. */
+static void load_tile_queries(const struct job_of_head *job, struct tile *t)
+{
+    const struct attention *a = job->a;
+    for (int c = 0; c < TILE_ROWS; c += W)
+        for (long d = 0; d < t->dims; d += W) {
+            vf r[W];
+            for (int i = 0; i < W; i++)
+                r[i] = c + i < job->num_rows && d < a->head_dim
+                           ? vmul(vload_at(head_of_row(job, &a->q, job->first_row + c + i), d, a->head_dim,
+                                           (enum dtype)a->q.dtype), vset(query_scale(a)))
+                           : vset(0);
+            transpose(r);
+            for (int i = 0; i < W; i++) {
+                vstore(t->q + (d + i) * TILE_ROWS + c, r[i]);
+                vstore(t->out + (d + i) * TILE_ROWS + c, vset(0));
+            }
+        }
+    for (int i = 0; i < TILE_ROWS; i++) {
+        int64_t position = position_of(job, job->first_row + min_int(i, job->num_rows - 1));
+        t->position[i] = (float)position;
+        t->lowest[i] = (float)lowest_position(job, position);
+        t->highest[i] = LOWEST;
+        t->sum[i] = 0;
+    }
+}
+
+static void store_tile(const struct job_of_head *job, const struct tile *t)
+{
+    const struct attention *a = job->a;
+    for (int c = 0; c < TILE_ROWS; c += W)
+        for (long d = 0; d < a->head_dim; d += W) {
+            vf r[W];
+            for (int i = 0; i < W; i++)
+                r[i] = vdiv(vload(t->out + (d + i) * TILE_ROWS + c), vload(t->sum + c));
+            transpose(r);
+            for (int i = 0; i < W && c + i < job->num_rows; i++)
+                vstore_at(head_of_row(job, &a->out, job->first_row + c + i), d, a->head_dim, r[i],
+                          (enum dtype)a->out.dtype);
+        }
+}
+
+static void attend_tile(const struct job_of_head *job)
+{
+    struct tile t;
+    t.dims = (long)round_up(job->a->head_dim, 16);
+    t.q = scratch(SCRATCH_TILE, sizeof(float) * (size_t)(t.dims * (2 * TILE_ROWS + 2 * CHUNK) + CHUNK * TILE_ROWS));
+    t.out = t.q + t.dims * TILE_ROWS;
+    t.keys = t.out + t.dims * TILE_ROWS;
+    t.values = t.keys + t.dims * CHUNK;
+    t.weights = t.values + t.dims * CHUNK;
+    load_tile_queries(job, &t);
+    int64_t first = position_of(job, job->first_row), last = position_of(job, job->first_row + job->num_rows - 1);
+    int64_t start = lowest_position(job, first) / CHUNK * CHUNK;
+    for (; start <= last; start += CHUNK) {
+        int count = (int)min_int(CHUNK, last + 1 - start);
+        FOR_DTYPE(job->a->cache_dtype, fetch_chunk(job, &t, start, count, dtype));
+        score_tile(&t, job->a->head_dim);
+        if (start + CHUNK - 1 > first || start < lowest_position(job, last))
+            mask_tile(&t, start);
+        weigh_tile(&t);
+        gather_tile(&t, count);
+    }
+    store_tile(job, &t);
+}
+
+/* ---- sharing out ---- */
+
+#if defined(ISA_AMX)
+#include "amx_attention.c"
+#endif
+
+INLINE bool uses_tiles(const struct attention *a)
+{
+#if defined(ISA_AMX)
+    return a->cache_dtype == BF16;
+#else
+    (void)a;
+    return false;
+#endif
+}
+
+/* Rows of one sequence and key/value head that are computed together. */
+INLINE int64_t rows_at_once(const struct attention *a, int64_t num_rows)
+{
+    return uses_tiles(a) ? 64 : num_rows <= MAX_FEW_ROWS ? MAX_FEW_ROWS : TILE_ROWS;
+}
+
+static int64_t rows_of(const struct attention *a, int64_t sequence)
+{
+    return (int64_t)(a->query_starts[sequence + 1] - a->query_starts[sequence]) * (a->num_heads / a->num_kv_heads);
+}
+
+static int64_t pieces_of(const struct attention *a, int64_t sequence)
+{
+    int64_t rows = rows_of(a, sequence), at_once = rows_at_once(a, rows);
+    return (rows + at_once - 1) / at_once;
+}
+
+static void attend(const struct job_of_head *job)
+{
+#if defined(ISA_AMX)
+    if (uses_tiles(job->a)) {
+        attend_tiles(job);
+        return;
+    }
+#endif
+    if (job->num_rows <= MAX_FEW_ROWS)
+        attend_few(job);
+    else
+        attend_tile(job);
+}
+
+static void attend_item(void *context, int64_t item)
+{
+    const struct attention *a = context;
+    int64_t sequence = 0;
+    for (; item >= pieces_of(a, sequence) * a->num_kv_heads; sequence++)
+        item -= pieces_of(a, sequence) * a->num_kv_heads;
+    struct job_of_head job = {.a = a, .table = a->block_tables + sequence * a->table_stride};
+    job.group = a->num_heads / a->num_kv_heads;
+    job.query_start = a->query_starts[sequence];
+    job.num_queries = a->query_starts[sequence + 1] - job.query_start;
+    job.context_len = a->context_lens[sequence];
+    int64_t pieces = pieces_of(a, sequence), rows = rows_of(a, sequence), at_once = rows_at_once(a, rows);
+    job.kv_head = (int)(item / pieces);
+    job.first_row = (pieces - 1 - item % pieces) * at_once; /* the longest first: threads end together */
+    job.num_rows = min_int(at_once, rows - job.first_row);
+    attend(&job);
+}
+
+static void attention(const struct attention *a)
+{
+    int64_t items = 0;
+    for (int64_t sequence = 0; sequence < a->num_sequences; sequence++)
+        items += pieces_of(a, sequence) * a->num_kv_heads;
+    parallel(items, attend_item, (void *)a);
+}

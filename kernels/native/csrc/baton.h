@@ -1,0 +1,74 @@
+/* What the parts of the library and the Python side agree on. Letters in shapes as in kernels/__init__.py. */
+#ifndef BATON_H
+#define BATON_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum dtype { F32, BF16, F16 };
+
+/* How a weight matrix [O, I] is laid out: panels of PANEL outputs, zero padded to whole groups of panels; in a panel
+ *   f32, f16  [I][PANEL]
+ *   bf16      [I / 2][PANEL][2], I padded to a multiple of 32
+ *   int8      [I / 4][PANEL][4], I padded to a multiple of 64; one scale per output, and the sum of its weights */
+enum kind { KIND_F32, KIND_BF16, KIND_F16, KIND_INT8 };
+#define PANEL 16
+#define PANEL_GROUP 4
+
+struct weight {
+    const void *data;
+    const float *scales;  /* int8: [O padded] */
+    const int32_t *sums;  /* int8: [O padded] */
+    const float *bias;    /* [O padded] or null */
+    int64_t num_inputs;
+    int64_t num_outputs;
+    int32_t kind;
+};
+
+/* A matrix of activations; rows may lie apart. */
+struct rows {
+    void *data;
+    int64_t stride; /* in elements */
+    int32_t dtype;
+};
+
+struct attention {
+    struct rows q;   /* [T, H * D] */
+    struct rows out; /* [T, H * D] */
+    const void *cache; /* [N, 2, G, B, D] of one layer */
+    int64_t cache_stride; /* elements from block to block */
+    const int32_t *query_starts; /* [S + 1] */
+    const int32_t *context_lens; /* [S] */
+    const int32_t *block_tables; /* [S, table_stride] */
+    int64_t table_stride;
+    int32_t num_sequences, num_heads, num_kv_heads, head_dim, block_size, window;
+    int32_t cache_dtype;
+    float scale;
+};
+
+/* One instruction set's kernels. */
+struct kernels {
+    const char *name;
+    void (*pack)(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data,
+                 float *scales, int32_t *sums);
+    void (*linear)(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out);
+    void (*attention)(const struct attention *a);
+    void (*rms_norm)(const struct rows *x, const struct rows *residual, const void *weight, int weight_dtype, float eps,
+                     int64_t num_rows, int64_t width, const struct rows *out, const struct rows *sum);
+    void (*rotary)(const struct rows *x, const struct rows *out, const int64_t *positions, const float *cos_sin,
+                   int64_t num_rows, int num_heads, int head_dim);
+    void (*silu_mul)(const struct rows *gate_up, const struct rows *out, int64_t num_rows, int64_t width);
+    void (*store_kv)(const struct rows *k, const struct rows *v, void *cache, int64_t cache_stride, int cache_dtype,
+                     const int64_t *slots, int64_t num_rows, int num_kv_heads, int block_size, int head_dim);
+};
+
+/* Runs body(context, i) for every i below count, on the pool's threads and the caller's; returns when all are done.
+ * Which thread runs which i is left open, so no result may depend on it. */
+void parallel(int64_t count, void (*body)(void *context, int64_t i), void *context);
+int64_t num_threads(void);
+
+/* Memory of this thread that lives until its next request for the same slot; 64-byte aligned. */
+void *scratch(int slot, size_t bytes);
+enum scratch_slot { SCRATCH_ROWS, SCRATCH_SCALES, SCRATCH_TILE, SCRATCH_DECODER, NUM_SCRATCH_SLOTS };
+
+#endif

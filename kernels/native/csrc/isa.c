@@ -1,0 +1,43 @@
+/* All kernels for one instruction set: this file is compiled once for each, see kernels/native/build.py. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "simd.h"
+
+#include "pointwise.c"
+
+#include "linear.c"
+
+#if defined(ISA_AMX)
+#include "amx_linear.c"
+#endif
+
+#include "attention.c"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+static void linear(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out)
+{
+#if defined(ISA_AMX)
+    if (weight->kind == KIND_BF16 || weight->kind == KIND_INT8) {
+        linear_tiles(x, num_rows, weight, out);
+        return;
+    }
+#endif
+    linear_in_vectors(x, num_rows, weight, out);
+}
+
+const struct kernels JOIN(kernels_, ISA_NAME) = {
+    .name = TEXT(ISA_NAME),
+    .pack = pack,
+    .linear = linear,
+    .attention = attention,
+    .rms_norm = rms_norm,
+    .rotary = rotary,
+    .silu_mul = silu_mul,
+    .store_kv = store_kv,
+};

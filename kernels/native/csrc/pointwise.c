@@ -1,0 +1,176 @@
+/* Norms, rotary embedding, activation and the store into the cache: memory-bound passes over rows. */
+
+enum { ROWS_PER_ITEM = 16 }; /* rows that one thread takes at a time */
+
+INLINE void *row_of(const struct rows *x, int64_t row)
+{
+    return at_mut(x->data, (size_t)(row * x->stride), (enum dtype)x->dtype);
+}
+
+INLINE vf load_row(const struct rows *x, int64_t row, long i, long n)
+{
+    return vload_at(row_of(x, row), i, n, (enum dtype)x->dtype);
+}
+
+INLINE void store_row(const struct rows *x, int64_t row, long i, long n, vf value)
+{
+    vstore_at(row_of(x, row), i, n, value, (enum dtype)x->dtype);
+}
+
+INLINE vf as_stored(vf x, enum dtype dtype)
+{
+    uint32_t stored[W];
+    if (dtype == F32)
+        return x;
+    vstore_any(stored, x, dtype);
+    return vload_any(stored, dtype);
+}
+
+struct norm_job {
+    struct rows x, residual, out, sum; /* residual and sum may be absent: data null */
+    const void *weight;
+    enum dtype weight_dtype;
+    float eps;
+    int64_t num_rows, width;
+};
+
+/* The residual sum is rounded to its type before it is normed: that is what the next layer will read. */
+INLINE vf norm_input(const struct norm_job *job, int64_t row, long i)
+{
+    vf x = load_row(&job->x, row, i, job->width);
+    if (job->residual.data == NULL)
+        return x;
+    return as_stored(vadd(x, load_row(&job->residual, row, i, job->width)), (enum dtype)job->sum.dtype);
+}
+
+static void norm_row(const struct norm_job *job, int64_t row)
+{
+    long n = (long)job->width;
+    vf squares = vset(0);
+    for (long i = 0; i < n; i += W) {
+        vf x = norm_input(job, row, i);
+        squares = vfma(x, x, squares);
+    }
+    vf scale = vset(1.0f / sqrtf(vsum(squares) / (float)n + job->eps));
+    for (long i = 0; i < n; i += W) {
+        vf x = norm_input(job, row, i);
+        if (job->sum.data != NULL)
+            store_row(&job->sum, row, i, n, x);
+        vf normed = as_stored(vmul(x, scale), (enum dtype)job->out.dtype);
+        store_row(&job->out, row, i, n, vmul(normed, vload_at(job->weight, i, n, job->weight_dtype)));
+    }
+}
+
+static void norm_rows(void *context, int64_t item)
+{
+    const struct norm_job *job = context;
+    int64_t end = (item + 1) * ROWS_PER_ITEM;
+    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
+        norm_row(job, row);
+}
+
+static int64_t row_items(int64_t num_rows)
+{
+    return (num_rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
+}
+
+static void rms_norm(const struct rows *x, const struct rows *residual, const void *weight, int weight_dtype, float eps,
+                     int64_t num_rows, int64_t width, const struct rows *out, const struct rows *sum)
+{
+    struct norm_job job = {*x, *residual, *out, *sum, weight, (enum dtype)weight_dtype, eps, num_rows, width};
+    parallel(row_items(num_rows), norm_rows, &job);
+}
+
+struct rotary_job {
+    struct rows x, out;
+    const int64_t *positions;
+    const float *cos_sin;
+    int64_t num_rows;
+    int num_heads, head_dim;
+};
+
+static void rotate_row(const struct rotary_job *job, int64_t row)
+{
+    long half = job->head_dim / 2;
+    const float *cosines = job->cos_sin + job->positions[row] * job->head_dim, *sines = cosines + half;
+    enum dtype from = (enum dtype)job->x.dtype, to = (enum dtype)job->out.dtype;
+    for (int head = 0; head < job->num_heads; head++) {
+        const void *x = at(row_of(&job->x, row), (size_t)head * job->head_dim, from);
+        void *out = at_mut(row_of(&job->out, row), (size_t)head * job->head_dim, to);
+        for (long i = 0; i < half; i += W) {
+            vf first = vload_at(x, i, half, from), second = vload_at(at(x, (size_t)half, from), i, half, from);
+            vf c = vload_at(cosines, i, half, F32), s = vload_at(sines, i, half, F32);
+            vstore_at(out, i, half, vsub(vmul(first, c), vmul(second, s)), to);
+            vstore_at(at_mut(out, (size_t)half, to), i, half, vadd(vmul(second, c), vmul(first, s)), to);
+        }
+    }
+}
+
+static void rotate_rows(void *context, int64_t item)
+{
+    const struct rotary_job *job = context;
+    int64_t end = (item + 1) * ROWS_PER_ITEM;
+    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
+        rotate_row(job, row);
+}
+
+static void rotary(const struct rows *x, const struct rows *out, const int64_t *positions, const float *cos_sin,
+                   int64_t num_rows, int num_heads, int head_dim)
+{
+    struct rotary_job job = {*x, *out, positions, cos_sin, num_rows, num_heads, head_dim};
+    parallel(row_items(num_rows), rotate_rows, &job);
+}
+
+struct silu_job {
+    struct rows gate_up, out;
+    int64_t num_rows, width;
+};
+
+INLINE vf silu(vf x)
+{
+    return vdiv(x, vadd(vset(1.0f), vexp2(vmul(x, vset(-0x1.715476p0f))))); /* x / (1 + e^-x) */
+}
+
+static void silu_rows(void *context, int64_t item)
+{
+    const struct silu_job *job = context;
+    enum dtype from = (enum dtype)job->gate_up.dtype;
+    int64_t end = (item + 1) * ROWS_PER_ITEM;
+    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
+        const void *gate = row_of(&job->gate_up, row), *up = at(gate, (size_t)job->width, from);
+        for (long i = 0; i < job->width; i += W) {
+            vf activated = as_stored(silu(vload_at(gate, i, job->width, from)), from);
+            store_row(&job->out, row, i, job->width, vmul(activated, vload_at(up, i, job->width, from)));
+        }
+    }
+}
+
+static void silu_mul(const struct rows *gate_up, const struct rows *out, int64_t num_rows, int64_t width)
+{
+    struct silu_job job = {*gate_up, *out, num_rows, width};
+    parallel(row_items(num_rows), silu_rows, &job);
+}
+
+static void store_one(const struct rows *from, int64_t row, void *to, enum dtype dtype, int num_kv_heads, int block_size,
+                      int head_dim)
+{
+    for (int head = 0; head < num_kv_heads; head++)
+        for (long i = 0; i < head_dim; i += W) {
+            const void *x = at(row_of(from, row), (size_t)head * head_dim, (enum dtype)from->dtype);
+            void *place = at_mut(to, (size_t)head * block_size * head_dim, dtype);
+            vstore_at(place, i, head_dim, vload_at(x, i, head_dim, (enum dtype)from->dtype), dtype);
+        }
+}
+
+static void store_kv(const struct rows *k, const struct rows *v, void *cache, int64_t cache_stride, int cache_dtype,
+                     const int64_t *slots, int64_t num_rows, int num_kv_heads, int block_size, int head_dim)
+{
+    enum dtype dtype = (enum dtype)cache_dtype;
+    size_t values = (size_t)num_kv_heads * block_size * head_dim;
+    for (int64_t row = 0; row < num_rows; row++) {
+        int64_t block = slots[row] / block_size, offset = slots[row] % block_size;
+        void *keys = at_mut(cache, (size_t)(block * cache_stride + offset * head_dim), dtype);
+        store_one(k, row, keys, dtype, num_kv_heads, block_size, head_dim);
+        store_one(v, row, at_mut(keys, values, dtype), dtype, num_kv_heads, block_size, head_dim);
+    }
+}
