@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from common.channel import PING_INTERVAL_S, Peer, WorkerChannel
 from common.messages import (
@@ -65,7 +65,7 @@ class Dispatcher:
             tasks.create_task(self._beat())
             tasks.create_task(self._watch_connections())
 
-    async def tokens(self, request: Request) -> AsyncIterator[Batch]:
+    async def tokens(self, request: Request) -> AsyncGenerator[Batch, None]:
         """The request's output, ending with a batch that has a finish reason; raises RequestFailed. Leaving
         early (close the iterator) aborts it on its workers."""
         while True:
@@ -118,6 +118,7 @@ class Dispatcher:
             wants_logprobs=request.sampling.num_logprobs is not None,
         )
         request.num_attempts += 1
+        request.dispatched_at = request.dispatched_at or time.monotonic()
         self._attempts[request.id] = attempt
         for worker in attempt.workers:
             self.registry.charge(worker, request.id, request.need.num_tokens)

@@ -1,12 +1,12 @@
 """The life of a request, from prompt to last token.
 
-waiting      for a pair of workers: a first attempt not at all, a later one for a bounded time
-dispatched   tokens come in (``proxy.attempt``)
-again        the attempt failed and another may succeed: prompt plus the tokens so far, attempt + 1, a pair
-chosen
-             anew that leaves out whom the failure speaks against. Sampling goes by (seed, position), so the
-             stream continues as if nothing had happened
-ended        with a finish reason, or with RequestFailed
+    waiting      for a pair of workers: a first attempt not at all, a later one for a bounded time
+    dispatched   tokens come in (``proxy.attempt``)
+    again        the attempt failed and another may succeed: prompt plus the tokens so far, attempt + 1, a
+                 pair chosen anew that leaves out whom the failure speaks against
+    ended        with a finish reason, or with RequestFailed
+
+Sampling goes by (seed, position), so what another attempt adds is what the failed one would have added.
 """
 
 from collections import Counter
@@ -44,6 +44,7 @@ class Request:
     )
     timings: dict[str, float] = field(default_factory=dict)
     num_attempts: int = 0
+    dispatched_at: float = 0.0  # time.monotonic(), of the first attempt
     blame: Counter[str] = field(default_factory=Counter)  # by incarnation
     failed_pairs: Counter[Choice] = field(default_factory=Counter)
     overloaded_pairs: set[Choice] = field(default_factory=set)

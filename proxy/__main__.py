@@ -1,0 +1,28 @@
+"""``python -m proxy``: the HTTP front end."""
+
+import sys
+
+import uvloop
+
+from common import logs, options
+from common.config import ConfigError, EngineConfig, ProxyConfig
+from common.model_config import ModelError
+from proxy.served_model import ServedModel
+from proxy.server import bind, serve
+
+
+def main() -> int:
+    """Exit code 2: it cannot work as asked to, for a reason that is told on one line."""
+    logs.setup()
+    config, engine = options.parse((ProxyConfig, EngineConfig), prog="proxy", role="proxy")
+    try:
+        listener = bind(config.host, config.port)
+        model = ServedModel.load(engine)
+        uvloop.run(serve(config, model, listener))
+    except (ModelError, OSError) as error:
+        return options.refusal("proxy", ConfigError(str(error)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

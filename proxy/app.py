@@ -1,0 +1,194 @@
+"""The HTTP API: which path does what."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from common.messages import PROTOCOL_VERSION
+from proxy.body import read_body
+from proxy.door import Door
+from proxy.errors import ApiError, invalid
+from proxy.frontend import Frontend
+from proxy.job import Job
+from proxy.registry import Worker
+from proxy.reply import Reply
+from proxy.schema import DetokenizeBody, TokenizeBody, read
+from proxy.served_model import ServedModel
+from proxy.validate import (
+    Limits,
+    chat_job,
+    check_model,
+    check_token_ids,
+    completion_job,
+    encode,
+    render,
+)
+from proxy.version import VERSION
+
+Parse = Callable[[bytes, ServedModel, Limits, str], Awaitable[Job]]
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def build_app(frontend: Frontend) -> ASGIApp:
+    app = FastAPI(title="Baton", version=VERSION, openapi_url=None)
+    app.add_exception_handler(ApiError, _show_error)
+    app.add_exception_handler(HTTPException, _show_http_error)
+    app.add_exception_handler(ClientDisconnect, _show_nothing)
+    app.add_exception_handler(Exception, _show_bug)
+    _add_generation(app, frontend)
+    _add_tokens(app, frontend)
+    _add_state(app, frontend)
+    return Door(app, frontend.config.api_key)
+
+
+def _add_generation(app: FastAPI, frontend: Frontend) -> None:
+    async def reply(request: Request, parse: Parse) -> Response:
+        arrived_at = time.monotonic()
+        body = await read_body(request, frontend.config.max_body_bytes)
+        trace = request.headers.get("traceparent", "")[:128]
+        job = await parse(body, frontend.model, frontend.limits(), trace)
+        return Reply(frontend, job, arrived_at)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await reply(request, completion_job)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await reply(request, chat_job)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [_model_card(frontend)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        check_model(name, frontend.model)
+        return _json(_model_card(frontend))
+
+
+def _add_tokens(app: FastAPI, frontend: Frontend) -> None:
+    limit, model = frontend.config.max_body_bytes, frontend.model
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = read(await read_body(request, limit), TokenizeBody)
+        check_model(body.model, model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "give either prompt or messages")
+        if body.messages is not None:
+            text = render(body.messages, model, body.add_generation_prompt is not False, {})
+            ids = await encode(text, "messages", model, add_special_tokens=False)
+        else:
+            ids = await encode(body.prompt or "", "prompt", model, body.add_special_tokens is not False)
+        texts = [model.tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+        reply = {"count": len(ids), "max_model_len": frontend.max_model_len, "tokens": ids}
+        return _json(reply | {"token_strs": texts})
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        body = read(await read_body(request, limit), DetokenizeBody)
+        check_model(body.model, model)
+        check_token_ids("tokens", body.tokens, model)
+        return _json({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+def _add_state(app: FastAPI, frontend: Frontend) -> None:
+    registry = frontend.registry
+
+    @app.get("/live")
+    async def live() -> Response:
+        return _json({"status": "alive"})
+
+    @app.get("/health")
+    @app.get("/ready")
+    async def ready() -> Response:
+        state = {
+            "ready": registry.serves,
+            "missing": registry.missing_roles(),
+            "workers": {role: len(registry.ready(role)) for role in ("prefill", "decode")},
+        }
+        return _json(state, 200 if registry.serves else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(frontend.metrics.render(), media_type=METRICS_TYPE)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return _json({"version": VERSION, "protocol_version": PROTOCOL_VERSION})
+
+    @app.get("/workers")
+    async def workers() -> Response:
+        return _json({"workers": [_describe(worker) for worker in registry]})
+
+
+def _describe(worker: Worker) -> dict[str, Any]:
+    status = worker.status
+    state = "draining" if worker.state == "ready" and worker.draining else worker.state
+    return {
+        "name": worker.name,
+        "role": worker.role,
+        "state": state,
+        "reason": worker.reason or None,
+        "trusted": worker.breaker.allows(time.monotonic()),
+        "incarnation": worker.incarnation,
+        "pid": status.pid,
+        "address": status.address or None,
+        "heard_s_ago": round(time.monotonic() - worker.heard_at, 3),
+        "attempts": len(worker.charges),
+        "max_sequence_tokens": status.max_sequence_tokens,
+        "model": msgspec.to_builtins(status.model),
+        "layout": msgspec.to_builtins(status.layout),
+        "load": msgspec.to_builtins(status.load),
+        "counters": status.counters,
+    }
+
+
+def _model_card(frontend: Frontend) -> dict[str, Any]:
+    return {
+        "id": frontend.model.name,
+        "object": "model",
+        "created": frontend.started_at,
+        "owned_by": "baton",
+        "root": frontend.model.name,
+        "parent": None,
+        "max_model_len": frontend.max_model_len,
+    }
+
+
+def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+async def _show_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _json(error.body(), error.status, error.headers)
+
+
+async def _show_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    texts = {
+        404: f"there is no {request.url.path} here",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    shown = ApiError(error.status_code, texts.get(error.status_code, error.detail), code=code)
+    return _json(shown.body(), error.status_code, dict(error.headers or {}))
+
+
+async def _show_nothing(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)  # nobody is there to read it
+
+
+async def _show_bug(_: Request, __: Exception) -> Response:
+    """The traceback is logged at the door."""
+    shown = ApiError(500, "internal error", "internal_error", code="internal_error")
+    return _json(shown.body(), 500)

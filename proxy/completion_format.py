@@ -1,0 +1,88 @@
+"""Replies of /v1/completions."""
+
+from common.messages import TokenLogprob
+from common.tokenizer import Tokenizer
+from proxy.formats import Envelope, Finished, Json, Usage, clamp, encode
+from proxy.job import Job
+from proxy.text import Piece
+
+KIND = "text_completion"
+
+
+class CompletionFormat:
+    def __init__(self, job: Job, tokenizer: Tokenizer, envelope: Envelope) -> None:
+        self._job = job
+        self._tokenizer = tokenizer
+        self._envelope = envelope
+        self._prefix = envelope.event_prefix(KIND)
+        self._offsets: dict[int, int] = {}  # by choice: where the next token's text begins
+        self._started: set[int] = set()
+
+    def first_chunk(self, index: int) -> bytes | None:
+        if not self._job.echo:
+            return None
+        return self.chunk(index, Piece(self._job.prompt_of(index).text), None)
+
+    def chunk(self, index: int, piece: Piece, timings: dict[str, float] | None) -> bytes:
+        extra = self._extra(index, piece, timings)
+        logprobs = self._logprobs(index, piece.logprobs)
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]}\n\n' % (
+            self._prefix,
+            index,
+            encode(piece.text),
+            b"null" if logprobs is None else encode(logprobs),
+            encode(piece.finish_reason),
+            b"," + encode(extra)[1:-1] if extra else b"",
+        )
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._envelope.usage_event(KIND, usage)
+
+    def whole(self, choices: list[Finished], usage: Usage) -> bytes:
+        body = self._envelope.body(KIND)
+        body["choices"] = [self._choice(choice) for choice in choices]
+        return encode(body | {"usage": usage.body()})
+
+    def _choice(self, choice: Finished) -> Json:
+        piece = Piece(choice.text, choice.token_ids, choice.logprobs)
+        echoed = self._job.prompt_of(choice.index).text if self._job.echo else ""
+        return {
+            "index": choice.index,
+            "text": echoed + choice.text,
+            "logprobs": self._logprobs(choice.index, choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        } | self._extra(choice.index, piece, choice.timings)
+
+    def _extra(self, index: int, piece: Piece, timings: dict[str, float] | None) -> Json:
+        extra: Json = {}
+        if self._job.return_token_ids:
+            if index not in self._started:
+                self._started.add(index)
+                extra["prompt_token_ids"] = self._job.prompt_of(index).token_ids
+            extra["token_ids"] = piece.token_ids
+        if timings and self._job.timings:
+            extra["timings"] = timings
+        return extra
+
+    def _logprobs(self, index: int, logprobs: list[TokenLogprob]) -> Json | None:
+        if self._job.sampling.num_logprobs is None:
+            return None
+        text_of = self._tokenizer.token_text
+        offset = self._offsets.get(index, 0)
+        tokens, offsets = [text_of(entry.token_id) for entry in logprobs], []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens,
+            "token_logprobs": [clamp(entry.logprob) for entry in logprobs],
+            "top_logprobs": [self._alternatives(entry) for entry in logprobs],
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, entry: TokenLogprob) -> Json | None:
+        if not entry.top:
+            return None
+        chosen = (entry.token_id, entry.logprob)
+        return {self._tokenizer.token_text(token): clamp(value) for token, value in (chosen, *entry.top)}

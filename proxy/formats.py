@@ -1,0 +1,97 @@
+"""Replies in OpenAI's shapes: whole ones, and the chunks of a stream.
+
+A chunk is on the path of every token: what does not change within a reply is encoded once, and the rest is
+put together from bytes.
+"""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from common.messages import TokenLogprob
+from proxy.text import Piece
+
+Json = dict[str, Any]
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+encode = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def body(self) -> Json:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(slots=True)
+class Finished:
+    """One choice, whole."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs
+        self.finish_reason = piece.finish_reason
+
+
+class Format(Protocol):
+    """One endpoint's way to write a reply."""
+
+    def first_chunk(self, index: int) -> bytes | None:
+        """What a choice's stream begins with, before any token."""
+        ...
+
+    def chunk(self, index: int, piece: Piece, timings: dict[str, float] | None) -> bytes: ...
+
+    def usage_chunk(self, usage: Usage) -> bytes: ...
+
+    def whole(self, choices: list[Finished], usage: Usage) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all chunks of a reply share."""
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, model: str) -> "Envelope":
+        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
+
+    def body(self, kind: str) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def event_prefix(self, kind: str) -> bytes:
+        return b"data: " + encode(self.body(kind))[:-1] + b',"choices":['
+
+    def usage_event(self, kind: str, usage: Usage) -> bytes:
+        return event(self.body(kind) | {"choices": [], "usage": usage.body()})
+
+
+def event(body: Json) -> bytes:
+    return b"data: " + encode(body) + b"\n\n"
+
+
+def clamp(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,52 @@
+"""What the endpoints share."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from common.config import ProxyConfig
+from proxy.dispatcher import Dispatcher
+from proxy.errors import too_many_requests
+from proxy.metrics import Metrics
+from proxy.registry import Registry
+from proxy.served_model import ServedModel
+from proxy.validate import Limits
+
+
+@dataclass(slots=True)
+class Frontend:
+    config: ProxyConfig
+    model: ServedModel
+    registry: Registry
+    dispatcher: Dispatcher
+    metrics: Metrics
+    num_admitted: int = 0
+    started_at: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def max_model_len(self) -> int:
+        return min(self.registry.max_model_len() or self.model.max_model_len, self.model.max_model_len)
+
+    def limits(self) -> Limits:
+        return Limits(
+            max_model_len=self.max_model_len,
+            max_pool_tokens=self.registry.max_sequence_tokens(),
+            max_choices=self.config.max_queued_requests,
+            max_timeout_s=self.config.request_timeout_s,
+        )
+
+    @contextlib.contextmanager
+    def admit(self, count: int) -> Iterator[None]:
+        """A place among the requests under way for each of ``count`` sequences; ApiError at once when
+        full."""
+        if self.num_admitted + count > self.config.max_queued_requests:
+            self.metrics.refused.labels("too_many").inc()
+            raise too_many_requests(self.config.max_queued_requests)
+        self.num_admitted += count
+        self.metrics.in_flight.set(self.num_admitted)
+        try:
+            yield
+        finally:
+            self.num_admitted -= count
+            self.metrics.in_flight.set(self.num_admitted)

@@ -1,0 +1,153 @@
+"""The life of a reply: a Job becomes requests, their tokens become text, and text becomes what the client
+reads.
+
+    admitted     or refused with 429 when too many requests are under way
+    waiting      for the first piece; what goes wrong until then is a proper HTTP error
+    streaming    chunks as they come; what goes wrong now is an error event, and the end of the stream
+    ended        by [DONE], or by the client, whose leaving aborts the requests on their workers
+
+A client that shuts down its sending side has left, as far as HTTP servers of this kind can tell.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncGenerator
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from proxy.chat_format import ChatFormat
+from proxy.choice import Choice, Part
+from proxy.completion_format import CompletionFormat
+from proxy.errors import ApiError, from_worker
+from proxy.formats import Envelope, Finished, Format, Usage
+from proxy.frontend import Frontend
+from proxy.job import Job
+from proxy.merge import merge
+from proxy.request import RequestFailed
+
+SLOW_READER_S = 30.0  # past the deadline, for the client to read what is left
+
+logger = logging.getLogger(__name__)
+
+
+class Reply(Response):
+    """Runs the job while the client is there."""
+
+    def __init__(self, frontend: Frontend, job: Job, arrived_at: float) -> None:
+        super().__init__()
+        self._frontend = frontend
+        self._job = job
+        self._deadline = asyncio.get_running_loop().time() + job.timeout_s
+        self._choices = [
+            Choice.of(job, index, frontend, arrived_at, self._deadline) for index in range(job.num_choices)
+        ]
+        self._format = _format_of(job, frontend)
+        self._is_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._run(send))
+        watch = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, watch):
+                task.cancel()
+            await asyncio.wait([work, watch])
+        if work.cancelled():
+            self._count("aborted")
+        else:
+            work.result()
+
+    async def _run(self, send: Send) -> None:
+        """Everything the client gets, errors included."""
+        try:
+            with self._frontend.admit(self._job.num_choices):
+                async with asyncio.timeout_at(self._deadline + SLOW_READER_S):
+                    await self._answer(send)
+            self._count("success")
+        except RequestFailed as failure:
+            await self._fail(send, from_worker(failure.error))
+        except ApiError as error:
+            await self._fail(send, error)
+        except TimeoutError:
+            self._count("slow_reader")
+
+    async def _answer(self, send: Send) -> None:
+        metrics = self._frontend.metrics
+        for prompt in self._job.prompts:
+            metrics.prompt_tokens.inc(len(prompt.token_ids))
+            metrics.prompt_sizes.observe(len(prompt.token_ids))
+        parts = merge([choice.parts(self._frontend) for choice in self._choices])
+        async with contextlib.aclosing(parts):
+            await (self._stream(parts, send) if self._job.stream else self._send_whole(parts, send))
+
+    async def _send_whole(self, parts: AsyncGenerator[Part, None], send: Send) -> None:
+        finished = [Finished(choice.index) for choice in self._choices]
+        async for choice, piece in parts:
+            finished[choice.index].add(piece)
+        for choice in self._choices:
+            finished[choice.index].timings = choice.timings()
+        body = self._format.whole(finished, self._usage())
+        await self._start(send, 200, "application/json", {"Content-Length": str(len(body))})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, parts: AsyncGenerator[Part, None], send: Send) -> None:
+        beginnings = {choice.index: self._format.first_chunk(choice.index) for choice in self._choices}
+        async for choice, piece in parts:
+            if not self._is_started:
+                await self._start(send, 200, "text/event-stream", {"Cache-Control": "no-cache"})
+            timings = choice.timings() if piece.finish_reason and self._job.timings else None
+            chunk = self._format.chunk(choice.index, piece, timings)
+            if beginning := beginnings.pop(choice.index, None):
+                chunk = beginning + chunk
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        end = self._format.usage_chunk(self._usage()) if self._job.include_usage else b""
+        await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n"})
+
+    async def _fail(self, send: Send, error: ApiError) -> None:
+        self._count(error.code or "error")
+        if self._is_started:
+            event = b"data: " + error.encode() + b"\n\n"
+            await send({"type": "http.response.body", "body": event})
+            return
+        body = error.encode()
+        await self._start(
+            send, error.status, "application/json", {"Content-Length": str(len(body))} | error.headers
+        )
+        await send({"type": "http.response.body", "body": body})
+
+    async def _start(self, send: Send, status: int, content_type: str, headers: dict[str, str]) -> None:
+        self._is_started = True
+        headers = {"Content-Type": content_type} | headers
+        ignored = [name for name in self._job.ignored if re.fullmatch(r"[\x21-\x7e]{1,64}", name)]
+        if ignored:
+            headers["X-Baton-Ignored"] = ", ".join(ignored[:20])
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+
+    def _usage(self) -> Usage:
+        usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in self._job.prompts))
+        usage.completion_tokens = sum(choice.text.num_tokens for choice in self._choices)
+        for first in range(0, len(self._choices), self._job.n):
+            siblings = self._choices[first : first + self._job.n]
+            # The prompt is counted once, so what its first computation found in the cache counts.
+            usage.cached_tokens += min(choice.request.num_cached_tokens for choice in siblings)
+        return usage
+
+    def _count(self, outcome: str) -> None:
+        self._frontend.metrics.requests.labels(outcome).inc()
+
+
+def _format_of(job: Job, frontend: Frontend) -> Format:
+    tokenizer, model = frontend.model.tokenizer, frontend.model.name
+    if job.endpoint == "chat":
+        return ChatFormat(job, tokenizer, Envelope.new("chatcmpl", model))
+    return CompletionFormat(job, tokenizer, Envelope.new("cmpl", model))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,176 @@
+"""Request bodies of the HTTP API: fields, types and ranges, declared once.
+
+A body is read twice, once for the options that both generating endpoints share and once for what is the
+endpoint's own. Null stands for absent everywhere. What is not declared here is either refused
+(``UNSUPPORTED``), because leaving it out would change the meaning of the reply, or ignored and named in a
+header of the reply.
+"""
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from proxy.errors import ApiError, invalid, unsupported
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Struct, frozen=True):
+    type: str
+
+
+class Options(Struct, frozen=True):
+    """What both generating endpoints take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    min_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    timings: bool | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=86400)] | None = None
+    user: str | None = None
+
+
+class CompletionBody(Struct, frozen=True):
+    """What /v1/completions takes besides."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    add_special_tokens: bool | None = None
+
+
+class TextPart(Struct, frozen=True):
+    type: str
+    text: str | None = None
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+
+
+class ChatBody(Struct, frozen=True):
+    """What /v1/chat/completions takes besides."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+class TokenizeBody(Struct, frozen=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Struct, frozen=True):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+UNSUPPORTED = frozenset(
+    {
+        "allowed_token_ids",
+        "audio",
+        "bad_words",
+        "chat_template",
+        "continue_final_message",
+        "function_call",
+        "functions",
+        "grammar",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "json_schema",
+        "logits_processors",
+        "modalities",
+        "prediction",
+        "prompt_embeds",
+        "prompt_logprobs",
+        "regex",
+        "structured_outputs",
+        "truncate_prompt_tokens",
+        "use_beam_search",
+        "web_search_options",
+    }
+)
+_ABSENT = (b"null", b"false", b"[]", b"{}", b'["text"]')
+
+Body = TypeVar("Body")
+
+
+def read(body: bytes, kind: type[Body]) -> Body:
+    """Raises ApiError that names the field."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid(_param_of(str(error)), str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def unknown_fields(body: bytes, *known: type) -> list[str]:
+    """Names in the body that no struct of ``known`` declares; raises ApiError for those that must not be
+    ignored."""
+    names = {field.name for kind in known for field in msgspec.structs.fields(kind)}
+    fields = read(body, dict[str, msgspec.Raw])
+    for name in UNSUPPORTED.intersection(fields):
+        if bytes(fields[name]) not in _ABSENT:
+            raise unsupported(name)
+    return [name for name in fields if name not in names and name not in UNSUPPORTED]
+
+
+def _param_of(message: str) -> str | None:
+    """The field in messages like "Expected `int` - at `$.n`" and "Object missing required field `prompt`"."""
+    found = re.search(r"`\$\.(\w+)|field `(\w+)`|in `\$\.(\w+)", message)
+    return next((name for name in found.groups() if name), None) if found else None

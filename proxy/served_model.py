@@ -1,0 +1,39 @@
+"""The model as the proxy needs it: its names, its words and its limits, but not its weights."""
+
+from dataclasses import dataclass
+
+from common.chat_template import ChatTemplate
+from common.config import EngineConfig
+from common.model_config import ModelConfig
+from common.model_source import resolve
+from common.tokenizer import Tokenizer
+
+DEFAULT_NAME = "default"  # always accepted
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    names: frozenset[str]  # all that clients may use
+    fingerprint: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocab_size: int  # rows of the model's embedding, padding included
+    max_model_len: int
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> "ServedModel":
+        """Raises ModelError."""
+        files = resolve(config.model)
+        model = ModelConfig.load(files.directory)
+        name = config.served_model_name or files.name
+        limit = config.max_model_len or model.max_position_embeddings
+        return cls(
+            name=name,
+            names=frozenset({name, DEFAULT_NAME, files.name, config.model}),
+            fingerprint=files.fingerprint,
+            tokenizer=Tokenizer.load(files.directory),
+            template=ChatTemplate.load(files.directory),
+            vocab_size=model.vocab_size,
+            max_model_len=min(limit, model.max_position_embeddings),
+        )

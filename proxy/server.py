@@ -1,0 +1,96 @@
+"""The proxy process: HTTP on one side, workers on the other, until a signal or a failure ends it.
+
+The first SIGTERM or SIGINT stops new connections and lets running requests finish; a second one ends at once.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import uuid
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from common.channel import WorkerChannel
+from common.config import ProxyConfig
+from proxy.app import build_app
+from proxy.dispatcher import Dispatcher
+from proxy.frontend import Frontend
+from proxy.metrics import Metrics
+from proxy.registry import Registry
+from proxy.router import least_loaded
+from proxy.served_model import ServedModel
+
+KEEP_ALIVE_S = 75  # longer than load generators and load balancers pause between two requests
+DRAIN_S = 30
+
+logger = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Raises OSError whose text names the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener
+
+
+def control_address(config: ProxyConfig) -> str:
+    host = f"[{config.control_host}]" if ":" in config.control_host else config.control_host
+    return f"tcp://{host}:{config.control_port}"
+
+
+def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Frontend:
+    registry = Registry(config.dead_after_s, model.fingerprint)
+    metrics = Metrics(registry)
+    dispatcher = Dispatcher(channel, registry, least_loaded, metrics, uuid.uuid4().hex, config.max_attempts)
+    return Frontend(config, model, registry, dispatcher, metrics)
+
+
+async def serve(config: ProxyConfig, model: ServedModel, listener: socket.socket) -> None:
+    """Raises OSError when the control port is taken."""
+    channel = WorkerChannel(control_address(config))
+    try:
+        frontend = build(config, model, channel)
+        host, port = listener.getsockname()[:2]
+        logger.info("HTTP API on %s port %d, workers announce themselves to %s", host, port, channel.address)
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(frontend.dispatcher.run())
+            await _serve_http(build_app(frontend), listener)
+            conversation.cancel()
+    finally:
+        channel.close()
+
+
+async def _serve_http(app: ASGIApp, listener: socket.socket) -> None:
+    """Until a signal; a failure of the conversation with workers cancels it."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await asyncio.sleep(0)  # lets uvicorn install its signal handlers, so that ours replace them
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, server)
+    await serving
+
+
+def _stop(server: uvicorn.Server) -> None:
+    server.force_exit = server.should_exit
+    server.should_exit = True
