@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from common import cache as cache_module
+from common.cache import Cache, automatic_bytes, block_bytes_of, choose_num_blocks, make_layout, runs
+from common.config import ConfigError, EngineConfig
+
+CPU = torch.device("cpu")
+
+
+def make_cache(dtype: str = "float32", num_blocks: int = 6) -> Cache:
+    return Cache(make_layout("m", dtype, 3, 2, 8, 4), num_blocks, CPU)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
+def test_a_blocks_bytes_are_what_the_layers_hold_of_it(dtype: str, size: int) -> None:
+    cache = make_cache(dtype)
+    assert cache.block_bytes == block_bytes_of(cache.layout) == 3 * 2 * 2 * 4 * 8 * size
+    for index, layer in enumerate(cache.layers):
+        assert layer.shape == (6, 2, 2, 4, 8)
+        layer[4] = index + 1
+    (view,) = cache.views([4])
+    values = torch.frombuffer(bytearray(view), dtype=getattr(torch, dtype))
+    assert values.tolist() == [1.0] * 128 + [2.0] * 128 + [3.0] * 128
+
+
+def test_what_is_written_to_a_view_is_in_the_layers() -> None:
+    cache, other = make_cache(), make_cache()
+    cache.data[2] = torch.randn(cache.data.shape[1:])
+    other.views([5])[0][:] = cache.views([2])[0]
+    assert torch.equal(other.data[5], cache.data[2])
+    assert not other.data[:5].any()
+
+
+def test_neighbours_share_a_view_and_the_order_is_kept() -> None:
+    cache = make_cache()
+    cache.data[:] = torch.arange(6.0).view(6, 1, 1, 1, 1, 1)
+    views = cache.views([1, 2, 3, 5, 0, 1])
+    assert [len(view) // cache.block_bytes for view in views] == [3, 1, 2]
+    values = torch.frombuffer(bytearray(b"".join(views)), dtype=torch.float32)
+    assert values[:: cache.block_bytes // 4].tolist() == [1, 2, 3, 5, 0, 1]
+    assert cache.views([]) == []
+
+
+def test_runs_are_found() -> None:
+    assert runs([7]) == [(7, 7)]
+    assert runs([3, 4, 5, 9, 8, 9]) == [(3, 5), (9, 9), (8, 9)]
+
+
+def test_a_new_cache_is_zero() -> None:
+    assert not make_cache("bfloat16").data.any()
+
+
+def test_the_number_of_blocks_comes_from_the_configuration() -> None:
+    layout = make_layout("m", "float32", 3, 2, 8, 4)
+    assert choose_num_blocks(EngineConfig(num_blocks=7, block_size=4), layout, 100, CPU) == 7
+    memory = EngineConfig(kv_cache_memory_bytes=5 * block_bytes_of(layout) + 1, block_size=4)
+    assert choose_num_blocks(memory, layout, 100, CPU) == 5
+
+
+def test_no_more_blocks_are_made_than_can_be_used() -> None:
+    layout = make_layout("m", "float32", 3, 2, 8, 4)
+    assert choose_num_blocks(EngineConfig(max_num_seqs=3, block_size=4), layout, 10, CPU) == 9
+
+
+def test_memory_too_small_for_a_block_is_refused_by_name() -> None:
+    layout = make_layout("m", "float32", 3, 2, 8, 4)
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
+        choose_num_blocks(EngineConfig(kv_cache_memory_bytes=100), layout, 10, CPU)
+
+
+def test_the_automatic_size_is_modest() -> None:
+    assert 0 < automatic_bytes(CPU) <= cache_module.AUTOMATIC_BYTES
