@@ -1,0 +1,356 @@
+"""A prefill and a decode worker in one process, spoken to as a proxy would: real channels, real transfers, a
+toy model."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+
+from common.channel import Peer, WorkerChannel
+from common.config import TransferConfig, WorkerConfig
+from common.engine import Engine
+from common.loop_thread import LoopThread
+from common.messages import (
+    Abort,
+    DecodeTarget,
+    Drain,
+    Generate,
+    Outputs,
+    Ping,
+    Sampling,
+    Status,
+    Tokens,
+    Welcome,
+)
+from common.service import Service
+from decode_worker.worker import DecodeWorker
+from kv_transfer.transport import Listener, listen
+from prefill_worker.worker import PrefillWorker
+from tests.common import toy
+from tests.common.toy import make_engine, prompt
+
+TIMEOUT_S = 60.0
+names = count()
+transfer_config = TransferConfig(stall_timeout_s=10.0)
+
+
+class ScriptedProxy:
+    """Welcomes workers, keeps them awake with pings, and notes what they say."""
+
+    def __init__(self) -> None:
+        self.channel = WorkerChannel("tcp://127.0.0.1:*")
+        self.status: dict[str, Status] = {}
+        self.peers: dict[str, Peer] = {}
+        self.tokens: dict[str, list[Tokens]] = defaultdict(list)
+        self.sources: dict[str, list[str]] = defaultdict(list)  # role of the worker behind each message
+        self._changed = asyncio.Condition()
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._ping())]
+
+    async def _listen(self) -> None:
+        roles: dict[Peer, str] = {}
+        while True:
+            peer, message = await self.channel.receive()
+            async with self._changed:
+                if isinstance(message, Status):
+                    if peer not in roles:
+                        self.channel.send(peer, Welcome("proxy"))
+                    roles[peer] = message.role
+                    self.status[message.role], self.peers[message.role] = message, peer
+                elif isinstance(message, Outputs):
+                    for tokens in message.tokens:
+                        self.tokens[tokens.request_id].append(tokens)
+                        self.sources[tokens.request_id].append(roles[peer])
+                self._changed.notify_all()
+
+    async def _ping(self) -> None:
+        while True:
+            for peer in self.peers.values():
+                try:
+                    self.channel.send(peer, Ping("proxy"))
+                except ConnectionError:
+                    pass
+            await asyncio.sleep(0.2)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(TIMEOUT_S), self._changed:
+            await self._changed.wait_for(condition)
+
+    def send(self, role: str, message: Any) -> None:
+        self.channel.send(self.peers[role], message)
+
+    def generate(
+        self, request_id: str, prompt: Sequence[int], max_tokens: int, handoff: bool = True, **changes: Any
+    ) -> None:
+        decode = self.status["decode"]
+        message = Generate(
+            request_id=request_id,
+            attempt=0,
+            token_ids=tuple(prompt),
+            num_prompt_tokens=len(prompt),
+            proxy="proxy",
+            sampling=Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+            decode=DecodeTarget(decode.address, decode.incarnation) if handoff else None,
+        )
+        self.send("prefill" if handoff else "decode", msgspec.structs.replace(message, **changes))
+
+    def last(self, request_id: str) -> Tokens | None:
+        """The terminal message."""
+        return next((t for t in self.tokens[request_id] if t.finish_reason is not None), None)
+
+    async def finished(self, request_id: str) -> Tokens:
+        await self.until(lambda: self.last(request_id) is not None)
+        last = self.last(request_id)
+        assert last is not None
+        return last
+
+    def output(self, request_id: str) -> list[int]:
+        """Tokens by position; two workers may tell the same one, and must agree."""
+        output: dict[int, int] = {}
+        for tokens in self.tokens[request_id]:
+            for position, token_id in enumerate(tokens.token_ids, tokens.start):
+                assert output.setdefault(position, token_id) == token_id
+        return [output[position] for position in range(len(output))]
+
+    def free_blocks(self, role: str) -> int:
+        return self.status[role].load.num_free_blocks
+
+    async def blocks_are_back(self) -> None:
+        """By status messages from after this call: those that hear it have done all that was asked before."""
+        for role in self.peers:
+            old = self.status[role]
+            await self.until(lambda role=role, old=old: self.status[role] is not old)  # type: ignore[misc]
+            old = self.status[role]
+            await self.until(lambda role=role, old=old: self.status[role] is not old)  # type: ignore[misc]
+        await self.until(
+            lambda: all(s.load.num_free_blocks == s.load.num_blocks for s in self.status.values())
+        )
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.channel.close()
+
+
+class Cluster:
+    def __init__(self, proxy: ScriptedProxy, prefill: Engine, decode: Engine) -> None:
+        self.proxy, self.prefill_engine, self.decode_engine = proxy, prefill, decode
+        self.transfers = [LoopThread("p"), LoopThread("d")]
+        config = WorkerConfig(
+            proxies=(proxy.channel.address,), heartbeat_interval_s=0.05, drain_timeout_s=20.0
+        )
+        self.prefill = PrefillWorker(prefill, self.transfers[0], transfer_config, "p1", "prefill")
+        self.decode = DecodeWorker(decode, self.transfers[1], transfer_config, "d1", "decode")
+        self.services = {
+            "prefill": Service(config, "p1", self.prefill),
+            "decode": Service(config, "d1", self.decode),
+        }
+        self.prefill.service, self.decode.service = self.services["prefill"], self.services["decode"]
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.listener: Listener | None = None
+
+    async def start(self) -> None:
+        address = f"inproc://workers-{next(names)}"
+        self.listener = await self.transfers[1].run(listen(address, self.decode.receiver.serve))
+        self.decode.address = self.listener.address
+        self.prefill_engine.start(self.prefill.on_step)
+        self.decode_engine.start(self.decode.on_step)
+        self.tasks = {role: asyncio.create_task(service.run()) for role, service in self.services.items()}
+        await self.proxy.until(lambda: len(self.proxy.status) == 2)
+
+    async def stop(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        self.prefill_engine.stop()
+        self.decode_engine.stop()
+        await self.transfers[0].run(self.prefill.close())
+        if self.listener is not None:
+            await self.transfers[1].run(self.listener.close())
+        for transfers in self.transfers:
+            transfers.close()
+
+
+@asynccontextmanager
+async def cluster(
+    prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None
+) -> AsyncIterator[Cluster]:
+    proxy = ScriptedProxy()
+    running = Cluster(proxy, make_engine(**(prefill or {})), make_engine(**(decode or {})))
+    await running.start()
+    try:
+        yield running
+    finally:
+        await running.stop()
+        await proxy.close()
+
+
+def reference(token_ids: list[int], max_tokens: int) -> list[int]:
+    """What one engine alone makes of it."""
+    return toy.generate(token_ids, max_tokens=max_tokens, ignore_eos=True)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 16, 17, 40])
+async def test_a_pair_gives_the_tokens_of_a_single_engine(length: int) -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(length), 12)
+        last = await proxy.finished("a")
+        assert last.finish_reason == "length"
+        assert proxy.output("a") == reference(prompt(length), 12)
+        assert set(proxy.sources["a"]) == {"prefill", "decode"}
+        await proxy.blocks_are_back()
+
+
+async def test_many_requests_at_once_all_get_their_own_tokens() -> None:
+    async with cluster(prefill={"num_blocks": 40}, decode={"num_blocks": 40}) as running:
+        proxy = running.proxy
+        prompts = {f"r{i}": prompt(3 + 4 * i, i) for i in range(12)}
+        for name, token_ids in prompts.items():
+            proxy.generate(name, token_ids, 8)
+        for name, token_ids in prompts.items():
+            await proxy.finished(name)
+            assert proxy.output(name) == reference(token_ids, 8)
+        await proxy.blocks_are_back()
+
+
+async def test_a_request_that_ends_with_its_first_token_is_not_transferred() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(9), 1)
+        assert (await proxy.finished("a")).finish_reason == "length"
+        assert set(proxy.sources["a"]) == {"prefill"}
+        await proxy.blocks_are_back()
+        assert running.decode.receiver.counters.num_landed == 0
+
+
+async def test_a_decode_worker_serves_a_whole_request_by_itself() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(9), 6, handoff=False)
+        await proxy.finished("a")
+        assert proxy.output("a") == reference(prompt(9), 6)
+        assert set(proxy.sources["a"]) == {"decode"}
+
+
+async def test_a_retry_continues_where_the_first_attempt_ended() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        whole = reference(prompt(9), 10)
+        proxy.generate("a", prompt(9) + whole[:4], 10, attempt=1, num_prompt_tokens=9)
+        await proxy.finished("a")
+        starts = [t.start for t in proxy.tokens["a"] if t.token_ids]
+        assert min(starts) == 4
+        tokens = {t.start + i: token for t in proxy.tokens["a"] for i, token in enumerate(t.token_ids)}
+        assert [tokens[i] for i in range(4, 10)] == whole[4:]
+
+
+async def test_timings_split_the_way_of_a_request() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(30), 12)
+        await proxy.finished("a")
+        timings: dict[str, float] = {}
+        for tokens in proxy.tokens["a"]:
+            timings |= tokens.timings
+        assert timings.keys() >= {"queue_s", "prefill_s", "decode_wait_s", "first_step_s", "decode_s"}
+        assert all(seconds >= 0 for seconds in timings.values())
+
+
+async def test_a_prompt_too_long_for_the_decode_pool_ends_in_one_error() -> None:
+    async with cluster(decode={"num_blocks": 4}) as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(30), 4)
+        last = await proxy.finished("a")
+        assert last.error is not None and last.error.code == "invalid"
+        await proxy.blocks_are_back()
+
+
+async def test_a_repeated_generate_is_served_once() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(9), 6)
+        proxy.generate("a", prompt(9), 6)
+        await proxy.finished("a")
+        proxy.generate("b", prompt(5), 6)
+        await proxy.finished("b")
+        assert sum(t.finish_reason is not None for t in proxy.tokens["a"]) == 1
+
+
+async def test_an_unreachable_decode_worker_is_reported_as_a_lost_peer() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(9), 6, decode=DecodeTarget("inproc://nowhere", "d7"))
+        last = await proxy.finished("a")
+        assert last.error is not None and last.error.code == "peer_lost"
+        await proxy.blocks_are_back()
+
+
+async def test_an_unknown_proxy_in_a_handover_leaves_nothing_running() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(9), 400, proxy="someone else")
+        await proxy.until(lambda: running.decode.receiver.counters.num_landed == 1)
+        await proxy.blocks_are_back()
+        assert "decode" not in proxy.sources["a"]
+
+
+@pytest.mark.parametrize("num_tokens_seen", [0, 1, 2, 5])
+async def test_an_abort_frees_both_workers_wherever_the_request_is(num_tokens_seen: int) -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(30), 200)
+        await proxy.until(lambda: len(proxy.output("a")) >= num_tokens_seen)
+        for role in ("prefill", "decode"):
+            proxy.send(role, Abort("a", 0))
+        await proxy.blocks_are_back()
+        await proxy.until(lambda: all(s.num_requests == 0 for s in running.services.values()))
+
+
+async def test_aborts_at_random_moments_leave_nothing_behind() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        for index in range(40):
+            proxy.generate(f"r{index}", prompt(5 + index, index), 60)
+            await proxy.until(lambda index=index: len(proxy.output(f"r{index}")) >= index % 4)  # type: ignore[misc]
+            for role in ("prefill", "decode"):
+                proxy.send(role, Abort(f"r{index}", 0))
+        proxy.generate("last", prompt(20), 5)
+        await proxy.finished("last")
+        assert proxy.output("last") == reference(prompt(20), 5)
+        await proxy.blocks_are_back()
+
+
+async def test_a_lost_proxy_takes_its_requests_with_it() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(9), 100)
+        await proxy.until(lambda: len(proxy.output("a")) >= 2)
+        await proxy.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            while (
+                any(s.num_requests for s in running.services.values())
+                or running.decode_engine.load().num_running
+            ):
+                await asyncio.sleep(0.02)
+        load = running.decode_engine.load()
+        assert load.num_free_blocks == load.num_blocks
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_drained_worker_finishes_what_it_has_and_refuses_the_rest(role: str) -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(9), 30)
+        await proxy.until(lambda: len(proxy.output("a")) >= (0 if role == "prefill" else 2))
+        proxy.send(role, Drain())
+        await proxy.until(lambda: proxy.status[role].draining)
+        await proxy.finished("a")
+        assert proxy.output("a") == reference(prompt(9), 30)
+        async with asyncio.timeout(TIMEOUT_S):
+            await running.tasks[role]
