@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "control_plane" / "launch.py"
 READY_S = 90.0
 EXIT_S = 30.0
+POLL_S = 0.1
 LOG_TAIL_LINES = 40
 MODULES = {"proxy": "proxy", "p": "prefill_worker", "d": "decode_worker"}
 
@@ -232,7 +233,7 @@ class Cluster:
             )
 
         try:
-            await eventually(registered, within_s, "all workers are ready")
+            await eventually(registered, within_s, "all workers are ready", POLL_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.logs()}") from None
 
@@ -245,7 +246,7 @@ class Cluster:
     async def quiet(self, within_s: float = 20.0) -> None:
         """Nothing is under way anywhere, and every block is free again."""
         try:
-            await eventually(self._holds_nothing, within_s, "every block is free again")
+            await eventually(self._holds_nothing, within_s, "every block is free again", POLL_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{await self.workers()}\n{self.logs()}") from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import torch
 
 from common import startup
 from common.config import EngineConfig, TransferConfig, WorkerConfig
@@ -106,5 +107,6 @@ def single_process_engine(model: str) -> Engine:
         max_waiting_seqs=1 << 20,
         enable_prefix_caching=False,
     )
+    torch.set_num_threads(1)  # workers need the other cores
     setup = startup.Setup("decode", "oracle", "oracle", config, TransferConfig(), WorkerConfig())
     return startup.build_engine(setup)

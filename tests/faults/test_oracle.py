@@ -1,17 +1,17 @@
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from common.engine import Engine
-from common.sequence import State
+from common.sequence import Sequence, State
 from tests.faults import tiny_model
 from tests.faults.client import Reply, Verdict, judge
 from tests.faults.oracle import Case, Oracle, Reference, sequence_of, single_process_engine
 
-Damage = Callable[[Sequence[memoryview]], None]
+Damage = Callable[[list[memoryview]], None]
 LENGTHS = (1, 15, 16, 17, 100, 300)
 
 
@@ -34,23 +34,27 @@ def generate(engine: Engine, case: Case, damage: Damage | None = None) -> list[i
     """``damage`` is done to the blocks of the prompt once the first token is out."""
     sequence = sequence_of(case, "0")
     engine.add(sequence)
-    while sequence.state is not State.FINISHED:
+    while not ended(sequence):
         engine.step()
-        holds = sequence.state is not State.FINISHED  # else the damage has ended it: not finite
-        if damage is not None and holds and sequence.num_output_tokens == 1:
+        # Damage may end the sequence at once: what the model says is not finite then.
+        if damage is not None and sequence.num_output_tokens == 1 and not ended(sequence):
             damage([engine.cache.views([block_id])[0] for block_id in sequence.block_ids])
     return sequence.token_ids[len(case.prompt) :]
 
 
-def invert_a_bit(blocks: Sequence[memoryview]) -> None:
+def ended(sequence: Sequence) -> bool:
+    return sequence.state is State.FINISHED
+
+
+def invert_a_bit(blocks: list[memoryview]) -> None:
     blocks[0][3] ^= 0x40
 
 
-def leave_a_block_out(blocks: Sequence[memoryview]) -> None:
+def leave_a_block_out(blocks: list[memoryview]) -> None:
     blocks[2][:] = bytes(len(blocks[2]))
 
 
-def take_the_wrong_block(blocks: Sequence[memoryview]) -> None:
+def take_the_wrong_block(blocks: list[memoryview]) -> None:
     blocks[2][:] = blocks[0]
 
 

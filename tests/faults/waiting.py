@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-PAUSE_S = 0.02
 
-
-async def eventually(condition: Callable[[], Any | Awaitable[Any]], within_s: float, what: str = "") -> Any:
+async def eventually(
+    condition: Callable[[], Any | Awaitable[Any]], within_s: float, what: str = "", pause_s: float = 0.02
+) -> Any:
     """The first true result of ``condition``. ``AssertionError`` naming its last result when there is
     none."""
     give_up_at = time.monotonic() + within_s
@@ -21,4 +21,4 @@ async def eventually(condition: Callable[[], Any | Awaitable[Any]], within_s: fl
             return result
         if time.monotonic() > give_up_at:
             raise AssertionError(f"not within {within_s:g} s: {what or condition}; last seen: {result!r}")
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(pause_s)
