@@ -5,11 +5,15 @@ blocks than a sequence has, key/value heads are never repeated in memory, and se
 computed together.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionBatch, LinearWeight
+
+RUN_BYTES = 1 << 20  # keys and values of the sequences whose attention is computed at once
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None) -> LinearWeight:
@@ -57,47 +61,67 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def paged_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, window: int) -> Tensor:
-    out = torch.empty_like(q)
+    out = q.new_empty(q.shape)
     starts, lens = batch.query_starts.tolist(), batch.context_lens.tolist()
-    for sequence, context_len in enumerate(lens):
-        rows = slice(starts[sequence], starts[sequence + 1])
-        out[rows] = attend(q[rows], cache, batch.block_tables[sequence], context_len, scale, window)
+    for first, end in runs(starts, lens, cache):
+        rows = slice(starts[first], starts[end])
+        tables = batch.block_tables[first:end]
+        out[rows] = attend(q[rows], cache, tables, lens[first:end], scale, window)
     return out
 
 
-def attend(q: Tensor, cache: Tensor, table: Tensor, context_len: int, scale: float, window: int) -> Tensor:
-    """One sequence: ``q`` [n, H, D], the last n of its ``context_len`` tokens -> [n, H, D]."""
-    num_queries, num_heads, head_dim = q.shape
-    num_groups, block_size = cache.shape[2], cache.shape[3]
-    seen_from = max(0, context_len - num_queries + 1 - window) if window else 0
-    first_block = seen_from // block_size
-    blocks = table[first_block : -(-context_len // block_size)]
-    start = first_block * block_size  # position of the first key gathered
-    k, v = gather(cache, blocks, context_len - start)  # [G, keys, D]
-    grouped = q.view(num_queries, num_groups, -1, head_dim).permute(1, 2, 0, 3)  # [G, H / G, n, D]
-    mask = visible(num_queries, context_len, start, window, q.device)
-    per_head = (num_groups, num_heads // num_groups, k.shape[1], head_dim)
+def runs(starts: list[int], lens: list[int], cache: Tensor) -> Iterator[tuple[int, int]]:
+    """Neighbouring sequences that are computed at once: equally many queries each, and together so few keys,
+    padded to the longest, that they stay in a core's own cache. A long context is a run of its own."""
+    _, _, num_groups, block_size, head_dim = cache.shape
+    most_keys = RUN_BYTES // (2 * num_groups * head_dim * cache.element_size())
+    first = longest = 0
+    for sequence, context_len in enumerate(lens):
+        longest = max(longest, context_len)
+        alike = starts[sequence + 1] - starts[sequence] == starts[first + 1] - starts[first]
+        if sequence > first and not (alike and (sequence + 1 - first) * (longest + block_size) <= most_keys):
+            yield first, sequence
+            first, longest = sequence, context_len
+    if lens:
+        yield first, len(lens)
+
+
+def attend(q: Tensor, cache: Tensor, tables: Tensor, lens: list[int], scale: float, window: int) -> Tensor:
+    """``q`` [S * n, H, D]: the last n tokens of each of S sequences of ``lens`` tokens -> [S * n, H, D]."""
+    num_sequences, num_queries = len(lens), q.shape[0] // len(lens)
+    seen_from = max(0, min(lens) - num_queries + 1 - window) if window else 0
+    start, end = seen_from - seen_from % cache.shape[3], max(lens)
+    kv = gather(cache, tables, start, end).to(q.dtype)  # [S, 2, G, keys, D]
+    keys = torch.arange(start, end, device=q.device)
+    context_lens = torch.tensor(lens, device=q.device)[:, None]
+    for sequence, context_len in enumerate(lens):
+        kv[sequence, :, :, context_len - start :].zero_()  # behind its last token is anything, NaN included
+    mask = None
+    first_chunk = num_sequences == 1 and num_queries == end and not window
+    if not first_chunk and (num_sequences > 1 or num_queries > 1 or window):
+        queries = (context_lens - num_queries + torch.arange(num_queries, device=q.device))[
+            ..., None
+        ]  # [S, n, 1]
+        mask = (keys <= queries) & (keys > queries - window) if window else keys <= queries
+        mask = mask[:, None]  # [S, 1, n, keys]
+    per_sequence = q.view(num_sequences, num_queries, *q.shape[1:]).transpose(1, 2)  # [S, H, n, D]
     result = F.scaled_dot_product_attention(
-        grouped, k.unsqueeze(1).expand(per_head), v.unsqueeze(1).expand(per_head), attn_mask=mask, scale=scale
+        per_sequence, kv[:, 0], kv[:, 1], mask, is_causal=first_chunk, scale=scale, enable_gqa=True
     )
-    return result.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
+    return result.transpose(1, 2).reshape(q.shape)
 
 
-def gather(cache: Tensor, blocks: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [G, num_keys, D] of ``blocks``. What lies behind the last token is never read: it may
-    be NaN."""
-    by_group = cache.permute(1, 2, 0, 3, 4)  # [2, G, N, B, D]
-    k, v = (part.index_select(1, blocks).flatten(1, 2)[:, :num_keys] for part in by_group)
-    return k, v
-
-
-def visible(
-    num_queries: int, context_len: int, start: int, window: int, device: torch.device
-) -> Tensor | None:
-    """[queries, keys] bool, keys counted from position ``start``; None when every query sees every key."""
-    if num_queries == 1 and not window:
-        return None
-    queries = torch.arange(context_len - num_queries, context_len, device=device)[:, None]
-    keys = torch.arange(start, context_len, device=device)[None, :]
-    mask = keys <= queries
-    return mask & (keys > queries - window) if window else mask
+def gather(cache: Tensor, tables: Tensor, start: int, end: int) -> Tensor:
+    """Keys and values [S, 2, G, end - start, D] at the positions from ``start``, a multiple of the block
+    size."""
+    num_blocks, _, num_groups, block_size, head_dim = cache.shape
+    # Copied as rows, one for what a block holds of one head: several times faster than indexing five
+    # dimensions.
+    row_len = block_size * head_dim
+    rows_per_block = cache.stride(0) // row_len
+    rows = cache.as_strided(((num_blocks - 1) * rows_per_block + 2 * num_groups, row_len), (row_len, 1))
+    tables = tables[:, start // block_size : -(-end // block_size)].long()
+    heads = torch.arange(2 * num_groups, device=cache.device)[:, None]
+    index = tables[:, None, :] * rows_per_block + heads  # [S, 2 * G, blocks]
+    kv = rows.index_select(0, index.flatten()).view(len(tables), 2, num_groups, -1, head_dim)
+    return kv[:, :, :, : end - start]
