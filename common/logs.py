@@ -19,5 +19,5 @@ def setup(level: str = "") -> None:
         level=chosen.upper(), format=_FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True
     )
     # Libraries' own chatter is for debugging them.
-    for library in ("httpx", "httpcore", "urllib3", "asyncio"):
+    for library in ("httpx", "httpcore", "urllib3", "asyncio", "uvicorn"):
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
