@@ -226,3 +226,9 @@ def test_a_row_that_is_not_finite_gives_nothing(value: float, temperature: float
     logits[1, 20] = value
     results = sample(logits, [make(temperature=temperature) for _ in range(3)], [EOS])
     assert [result is None for result in results] == [False, True, False]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_chosen_where_every_token_is_forbidden(temperature: float) -> None:
+    logits = logits_of(-math.inf, 2.0, -math.inf)
+    assert sample(logits, [make(temperature=temperature, min_tokens=1, stop_token_ids=(1,))], []) == [None]
