@@ -8,16 +8,15 @@ from common.config import ConfigError, EngineConfig
 from common.model_config import ModelConfig
 
 _PROCESS_BYTES = 300 << 20  # interpreter and libraries of one worker
-_GPU_DRIVER = Path("/proc/driver/nvidia/version")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def require_enough(
-    model: str, config: ModelConfig, engines: list[EngineConfig], available_bytes: int
+    model: str, config: ModelConfig, engines: list[EngineConfig], available_bytes: int, num_gpus: int = 0
 ) -> None:
     """ConfigError when one worker for each of ``engines`` certainly needs more than there is. Weights on a
     GPU are not counted."""
-    on_cpu = [engine for engine in engines if not _uses_gpu(engine.device)]
+    on_cpu = [engine for engine in engines if not _uses_gpu(engine.device, num_gpus)]
     needed = sum(worker_bytes(config, engine) for engine in on_cpu)
     if needed > available_bytes:
         raise ConfigError(
@@ -53,5 +52,5 @@ def available_bytes() -> int:
     return max(0, min(machine, limit - used))
 
 
-def _uses_gpu(device: str) -> bool:
-    return device.startswith("cuda") or (device == "auto" and _GPU_DRIVER.exists())
+def _uses_gpu(device: str, num_gpus: int) -> bool:
+    return device.startswith("cuda") or (device == "auto" and num_gpus > 0)

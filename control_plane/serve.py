@@ -16,7 +16,8 @@ from common import model_source
 from common.config import ConfigError
 from common.model_config import ModelConfig, ModelError
 from common.options import refusal
-from control_plane import deployment, memory, ports
+from control_plane import deployment, gpus, memory, ports
+from control_plane.commands import commands
 from control_plane.deployment import Deployment
 from control_plane.readiness import wait_ready
 from control_plane.supervisor import Limits, Outcome, Supervisor
@@ -29,7 +30,7 @@ _KILL_GRACE_S = 5.0  # beyond a worker's own time to drain
 def main(argv: Sequence[str]) -> int:
     """Exit code: 0 when stopped by a signal, 2 when it cannot work as asked, 1 when it failed."""
     try:
-        plan = deployment.read(argv, os.environ)
+        plan = deployment.read(argv, os.environ, gpus.count(os.environ))
         check_model(plan)
         ports.require_free(plan.proxy.host, plan.proxy.port, "port")
         control = ports.control_port(
@@ -46,12 +47,12 @@ def check_model(plan: Deployment) -> None:
     for model in sorted({engine.model for engine in (plan.engine, *plan.engines)}):
         config = ModelConfig.load(model_source.resolve(model).directory)
         engines = [engine for engine in plan.engines if engine.model == model]
-        memory.require_enough(model, config, engines, memory.available_bytes())
+        memory.require_enough(model, config, engines, memory.available_bytes(), plan.num_gpus)
 
 
 def run(plan: Deployment) -> int:
-    commands = deployment.commands(plan, os.environ)
-    terminal = Terminal.standard([command.name for command in commands])
+    processes = commands(plan, os.environ)
+    terminal = Terminal.standard([process.name for process in processes])
     started = time.monotonic()
 
     async def ready() -> str:
@@ -61,7 +62,7 @@ def run(plan: Deployment) -> int:
     drain_s = max(group.worker.drain_timeout_s for group in plan.workers)
     limits = Limits(start_timeout_s=plan.serve.start_timeout_s, stop_timeout_s=drain_s + _KILL_GRACE_S)
     terminal.say(start_text(plan))
-    outcome = asyncio.run(Supervisor(commands, ready, terminal, limits).run())
+    outcome = asyncio.run(Supervisor(processes, ready, terminal, limits).run())
     return _close(outcome, terminal)
 
 

@@ -7,11 +7,12 @@ from common import cores, options
 from common.config import ConfigError, EngineConfig, ProxyConfig, TransferConfig, WorkerConfig
 from control_plane import deployment
 from control_plane.child import Command
+from control_plane.commands import commands as build_commands
 
 
 def commands(*argv: str, environment: dict[str, str] | None = None) -> dict[str, Command]:
     plan = deployment.read(argv, environment or {})
-    return {command.name: command for command in deployment.commands(plan, environment or {})}
+    return {command.name: command for command in build_commands(plan, environment or {})}
 
 
 def module(command: Command) -> str:
@@ -72,11 +73,21 @@ def test_the_cores_to_share_may_be_given() -> None:
         commands("--cores", "4711")
 
 
+def test_roles_may_have_cores_of_their_own(tmp_path: Path) -> None:
+    first, *rest = cores.allowed()
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"prefill: {{cores: {first}}}\n")
+    found = commands("--config", str(path), "--decode", "2")
+    assert found["prefill-0"].cores == (first,)
+    decoding = {core for index in range(2) for core in found[f"decode-{index}"].cores}
+    assert decoding == (set(rest) or {first})
+
+
 def test_workers_are_told_their_name_and_their_proxy() -> None:
     _, _, worker = parsed(commands("--control-port", "7123", "--control-host", "0.0.0.0")["decode-0"])
     assert worker.name == "decode-0"
     assert worker.proxies == ("tcp://127.0.0.1:7123",)
-    _, _, worker = parsed(commands("--name", "left", "--control-host", "::1")["decode-0"])
+    _, _, worker = parsed(commands("--name", "left", "--control-host", "::1")["left-decode-0"])
     assert worker.name == "left-decode-0"
     assert worker.proxies == ("tcp://[::1]:7000",)
 
