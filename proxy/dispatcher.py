@@ -93,6 +93,7 @@ class Dispatcher:
             choice = await self._choose(request)
             if pause_s := request.pause_before(choice):
                 await asyncio.sleep(min(pause_s, request.deadline - asyncio.get_running_loop().time()))
+                choice = await self._choose(request)  # somebody better may have joined
             prefill = self.registry.worker(choice.prefill) if choice.prefill else None
             decode = self.registry.worker(choice.decode)
             if decode is None or (choice.prefill and prefill is None):

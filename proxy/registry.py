@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from common.channel import Peer
+from common.channel import PING_INTERVAL_S, Peer
 from common.messages import Role, Status
 from proxy.breaker import Breaker
 from proxy.router import Candidate, Snapshot
@@ -148,9 +148,9 @@ class Registry:
         return worker
 
     def sweep(self) -> list[Worker]:
-        """Find the workers that have fallen silent; call it on a timer."""
+        """Find the workers that have fallen silent; call it every ``PING_INTERVAL_S``."""
         now = time.monotonic()
-        stalled = now - self._swept_at > self._dead_after_s / 2
+        stalled = now - self._swept_at > 2 * PING_INTERVAL_S
         self._swept_at = now
         if stalled:  # this process stood still: what the workers said meanwhile is not read yet
             return []

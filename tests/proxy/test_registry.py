@@ -1,0 +1,143 @@
+import time
+
+import msgspec
+import pytest
+
+from common.messages import Layout, Status
+from proxy.registry import Registry
+from tests.proxy.scripted import LAYOUT, LOAD, MODEL, status_of
+
+
+def changed_layout(**changes: object) -> Layout:
+    return msgspec.structs.replace(LAYOUT, **changes)
+
+
+def registry_of(*statuses: Status, **options: bool) -> Registry:
+    registry = Registry(dead_after_s=2.0, **options)
+    for status in statuses:
+        registry.hear(status.incarnation.encode(), status)
+    return registry
+
+
+def test_the_first_status_registers_a_worker_and_asks_for_a_welcome() -> None:
+    registry = Registry(dead_after_s=2.0)
+    heard = registry.hear(b"d.0", status_of("decode", "d"))
+    assert heard.needs_answer
+    assert heard.worker.takes_work
+    assert not registry.hear(b"d.0", status_of("decode", "d")).needs_answer
+
+
+def test_an_incompatible_worker_is_refused_once_with_the_field_named_and_never_used() -> None:
+    registry = registry_of(status_of("decode", "d"))
+    odd = status_of("prefill", "p", layout=changed_layout(dtype="float16"))
+    heard = registry.hear(b"p.0", odd)
+    assert heard.needs_answer
+    assert "dtype: 'float32' here, 'float16' there" in heard.worker.reason
+    assert not registry.hear(b"p.0", odd).needs_answer
+    assert registry.ready("prefill") == []
+    assert registry.snapshot().prefill == []
+    assert not registry.snapshot().expects_prefill
+
+
+def test_a_refused_worker_is_taken_once_those_it_differs_from_are_gone() -> None:
+    registry = registry_of(status_of("decode", "d"))
+    odd = status_of("decode", "e", layout=changed_layout(block_size=32))
+    registry.hear(b"e.0", odd)
+    registry.forget(b"d", "test")
+    heard = registry.hear(b"e.0", odd)
+    assert heard.needs_answer
+    assert heard.worker.takes_work
+
+
+def test_a_worker_of_another_model_is_refused() -> None:
+    registry = Registry(2.0, fingerprint="tiny")
+    other = msgspec.structs.replace(MODEL, fingerprint="huge")
+    assert "model_fingerprint" in registry.hear(b"d.0", status_of("decode", "d", model=other)).worker.reason
+
+
+def test_a_new_session_of_a_worker_replaces_the_old_one() -> None:
+    registry = registry_of()
+    old = registry.hear(b"d.0", status_of("decode", "d")).worker
+    heard = registry.hear(b"d.1", status_of("decode", "d"))
+    assert heard.lost == (old,)
+    assert [worker.peer for worker in registry] == [b"d.1"]
+
+
+def test_a_silent_worker_gets_no_work_and_is_welcomed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = registry_of(status_of("decode", "d"))
+    now = time.monotonic()
+    for seconds in (0.5, 1.0, 1.5, 2.5):
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
+        silent = registry.sweep()
+    assert [worker.name for worker in silent] == ["decode-d"]
+    assert not registry.serves
+    assert registry.hear(b"d", status_of("decode", "d")).needs_answer
+    assert registry.serves
+
+
+def test_nobody_is_taken_for_silent_because_the_proxy_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = registry_of(status_of("decode", "d"))
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    assert registry.sweep() == []
+    assert registry.serves
+
+
+def test_readiness_names_the_missing_role() -> None:
+    registry = registry_of()
+    assert (registry.serves, registry.missing_roles()) == (False, ["decode"])
+    registry = registry_of(status_of("prefill", "p"))
+    assert (registry.serves, registry.missing_roles()) == (False, ["decode"])
+    registry = registry_of(status_of("decode", "d"))
+    assert (registry.serves, registry.missing_roles()) == (True, [])
+    registry = registry_of(status_of("prefill", "p"), status_of("decode", "d"))
+    assert (registry.serves, registry.missing_roles()) == (True, [])
+    registry.forget(b"p", "test")
+    assert (registry.serves, registry.missing_roles()) == (True, ["prefill"])
+
+
+def test_without_fallback_a_missing_prefill_worker_is_not_ready() -> None:
+    registry = registry_of(status_of("prefill", "p"), status_of("decode", "d"), allows_fallback=False)
+    assert registry.serves
+    registry.forget(b"p", "test")
+    assert not registry.serves
+
+
+def test_a_draining_worker_gets_no_work() -> None:
+    registry = registry_of(status_of("decode", "d", draining=True))
+    assert registry.snapshot().decode == []
+    assert not registry.serves
+
+
+def test_load_counts_what_was_sent_since_the_last_report() -> None:
+    load = msgspec.structs.replace(LOAD, num_queued_tokens=100, num_running=2, num_free_blocks=50)
+    registry = registry_of(status_of("decode", "d", load=load))
+    (worker,) = registry
+    registry.charge(worker, "r1", 160)
+    registry.charge(worker, "r2", 17)
+    candidate = worker.candidate(time.monotonic())
+    assert candidate.queued_tokens == 277
+    assert candidate.num_sequences == 4
+    assert candidate.free_blocks == 50 - 12
+    registry.settle(worker, "r1")
+    registry.settle(worker, "r2")
+    assert worker.candidate(time.monotonic()).queued_tokens == 100
+
+
+def test_a_report_includes_what_was_sent_before_it_but_never_less_than_is_under_way() -> None:
+    registry = registry_of(status_of("prefill", "p"))
+    (worker,) = registry
+    registry.charge(worker, "r1", 500)
+    busy = msgspec.structs.replace(LOAD, num_queued_tokens=2000)
+    registry.hear(b"p", status_of("prefill", "p", load=busy))
+    assert worker.candidate(time.monotonic()).queued_tokens == 2000
+    registry.hear(b"p", status_of("prefill", "p"))
+    assert worker.candidate(time.monotonic()).queued_tokens == 500
+
+
+def test_knows_the_longest_sequence_that_fits_anywhere() -> None:
+    registry = registry_of(
+        status_of("decode", "d1", max_sequence_tokens=100), status_of("decode", "d2", max_sequence_tokens=300)
+    )
+    assert registry.max_sequence_tokens() == 300
+    assert registry_of(status_of("decode", "d")).max_sequence_tokens() is None
