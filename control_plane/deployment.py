@@ -65,6 +65,11 @@ def _worker_set(role: str, count: int, given: Mapping[str, options.Given]) -> Wo
     )
 
 
+def http_url(deployment: Deployment) -> str:
+    """Where clients of this machine reach the API."""
+    return f"http://{reachable(deployment.proxy.host)}:{deployment.proxy.port}"
+
+
 def control_address(proxy: ProxyConfig) -> str:
     """Where workers of this machine reach the proxy."""
     return f"tcp://{reachable(proxy.control_host)}:{proxy.control_port}"

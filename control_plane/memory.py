@@ -52,5 +52,13 @@ def available_bytes() -> int:
     return max(0, min(machine, limit - used))
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory that the process holds now; 0 when it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
 def _uses_gpu(device: str, num_gpus: int) -> bool:
     return device.startswith("cuda") or (device == "auto" and num_gpus > 0)

@@ -2,24 +2,33 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import httpx
 
 _INTERVAL_S = 0.1  # there is no event to wait for: the proxy is another process that may not listen yet
 
 
-async def wait_ready(url: str, roles: Mapping[str, int]) -> None:
-    """Until requests would be served by at least as many workers as ``roles`` says. Waits for ever: the
-    caller sets the time limit."""
-    async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
-        while not await _is_ready(client, roles):  # noqa: ASYNC110
+async def wait_ready(url: str, api_key: str, roles: Mapping[str, int]) -> dict[str, str]:
+    """Until requests would be served by at least as many workers as ``roles`` says: then the
+    addresses of workers by name. Waits for ever: the caller sets the time limit."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0, trust_env=False) as client:
+        while not _enough(await _get(client, "/ready"), roles):  # noqa: ASYNC110
             await asyncio.sleep(_INTERVAL_S)
+        workers = (await _get(client, "/workers")).get("workers", [])
+        return {worker["name"]: worker["address"] or "" for worker in workers}
 
 
-async def _is_ready(client: httpx.AsyncClient, roles: Mapping[str, int]) -> bool:
+def _enough(state: dict[str, Any], roles: Mapping[str, int]) -> bool:
+    workers = state.get("workers", {})
+    return all(workers.get(role, 0) >= count for role, count in roles.items())
+
+
+async def _get(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """The answer; empty while there is none."""
     try:
-        reply = await client.get("/ready")
-        counts = reply.json()["workers"] if reply.status_code == 200 else {}
+        reply = await client.get(path)
+        return dict(reply.json()) if reply.status_code == 200 else {}
     except httpx.HTTPError:
-        return False
-    return bool(counts) and all(counts.get(role, 0) >= count for role, count in roles.items())
+        return {}

@@ -18,7 +18,8 @@ from common.model_config import ModelConfig, ModelError
 from common.options import refusal
 from control_plane import deployment, gpus, memory, ports
 from control_plane.commands import commands
-from control_plane.deployment import Deployment
+from control_plane.deployment import Deployment, http_url
+from control_plane.greeting import ready_text, start_text
 from control_plane.readiness import wait_ready
 from control_plane.supervisor import Limits, Outcome, Supervisor
 from control_plane.terminal import Terminal
@@ -53,17 +54,20 @@ def check_model(plan: Deployment) -> None:
 def run(plan: Deployment) -> int:
     processes = commands(plan, os.environ)
     terminal = Terminal.standard([process.name for process in processes])
+    drain_s = max(group.worker.drain_timeout_s for group in plan.workers)
+    limits = Limits(start_timeout_s=plan.serve.start_timeout_s, stop_timeout_s=drain_s + _KILL_GRACE_S)
     started = time.monotonic()
 
     async def ready() -> str:
-        await wait_ready(http_url(plan), {group.role: group.count for group in plan.workers})
-        return ready_text(plan, time.monotonic() - started)
+        keys = plan.proxy.api_key
+        roles = {group.role: group.count for group in plan.workers}
+        addresses = await wait_ready(http_url(plan), keys[0] if keys else "", roles)
+        memory_bytes = {name: memory.resident_bytes(child.pid) for name, child in supervisor.children.items()}
+        return ready_text(plan, time.monotonic() - started, memory_bytes, addresses)
 
-    drain_s = max(group.worker.drain_timeout_s for group in plan.workers)
-    limits = Limits(start_timeout_s=plan.serve.start_timeout_s, stop_timeout_s=drain_s + _KILL_GRACE_S)
+    supervisor = Supervisor(processes, ready, terminal, limits)
     terminal.say(start_text(plan))
-    outcome = asyncio.run(Supervisor(processes, ready, terminal, limits).run())
-    return _close(outcome, terminal)
+    return _close(asyncio.run(supervisor.run()), terminal)
 
 
 def _close(outcome: Outcome, terminal: Terminal) -> int:
@@ -72,26 +76,3 @@ def _close(outcome: Outcome, terminal: Terminal) -> int:
     else:
         terminal.say("stopped")
     return outcome.exit_code
-
-
-def http_url(plan: Deployment) -> str:
-    return f"http://{deployment.reachable(plan.proxy.host)}:{plan.proxy.port}"
-
-
-def start_text(plan: Deployment) -> str:
-    workers = " + ".join(f"{group.count} {group.role}" for group in plan.workers)
-    return (
-        f"baton: {plan.engine.model} on 1 proxy + {workers}\n"
-        f"  HTTP      {http_url(plan)}\n"
-        f"  control   {deployment.control_address(plan.proxy)}"
-    )
-
-
-def ready_text(plan: Deployment, seconds: float) -> str:
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if plan.proxy.api_key else ""
-    return (
-        f"ready after {seconds:.1f} s. Try\n\n"
-        f"  curl {http_url(plan)}/v1/completions{key} -H 'Content-Type: application/json' \\\n"
-        """    -d '{"model": "default", "prompt": "The capital of France is", "max_tokens": 16}'\n\n"""
-        "Ctrl-C stops everything."
-    )
