@@ -10,7 +10,7 @@ _INTERVAL_S = 0.1  # there is no event to wait for: the proxy is another process
 
 
 async def wait_ready(url: str, api_key: str, roles: Mapping[str, int]) -> dict[str, str]:
-    """Until requests would be served by at least as many workers as ``roles`` says: then the
+    """Until requests would be served by at least as many workers as ``roles`` says: then the transfer
     addresses of workers by name. Waits for ever: the caller sets the time limit."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0, trust_env=False) as client:
