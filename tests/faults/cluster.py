@@ -5,14 +5,14 @@ where the relay listens on the same port. With ``relayed_control`` each worker r
 relay of its own, on 127.0.1.N.
 """
 
-import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,7 +143,12 @@ class Cluster:
         self._relayed, self._relayed_control = relayed, relayed_control
         proxy = [f"--port={self.http_port}", f"--control-port={self.control_port}", *proxy_options]
         self._add("proxy", [f"--model={model}", *proxy])
-        engine = ["--dtype=float32", f"--transport={transport}", "--check-invariants", *options]
+        self._worker_options = engine = [
+            "--dtype=float32",
+            f"--transport={transport}",
+            "--check-invariants",
+            *options,
+        ]
         for index in range(prefill):
             self._add_worker(f"p{index + 1}", [*engine, *prefill_options])
         for index in range(decode):
@@ -205,6 +210,29 @@ class Cluster:
         self.processes[name].kill()
         self.processes[name].start()
 
+    @contextmanager
+    def extra(self, name: str, options: Sequence[str]) -> Iterator[Process]:
+        """One more worker for a while, with ``options`` over those of the others."""
+        self._add_worker(name, [*self._worker_options, *options])
+        try:
+            self.processes[name].start()
+            yield self.processes[name]
+        finally:
+            self.processes.pop(name).kill()
+            for relay in (name, f"{name}.control"):
+                if relay in self.relays:
+                    self.relays.pop(relay).close()
+
+    def repair(self) -> None:
+        """Relays pass everything on, stopped processes go on, dead ones are started."""
+        for relay in self.relays.values():
+            relay.set()
+        for name, process in self.processes.items():
+            if process.alive:
+                self.cont(name)
+            else:
+                process.start()
+
     # What it says
 
     async def get(self, path: str, timeout_s: float = 10.0) -> httpx.Response:
@@ -244,15 +272,21 @@ class Cluster:
         return {name: float(value) for name, value in samples}
 
     async def quiet(self, within_s: float = 20.0) -> None:
-        """Nothing is under way anywhere, and every block is free again."""
+        """Nothing is under way anywhere and every block is free again, by reports newer than this call."""
+        asked_at = time.monotonic()
+
+        async def holds_nothing() -> bool:
+            workers = await self.workers()
+            now = time.monotonic()
+            return bool(workers) and all(
+                now - worker["heard_s_ago"] > asked_at and is_idle(worker["load"])
+                for worker in workers.values()
+            )
+
         try:
-            await eventually(self._holds_nothing, within_s, "every block is free again", POLL_S)
+            await eventually(holds_nothing, within_s, "every block is free again", POLL_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{await self.workers()}\n{self.logs()}") from None
-
-    async def _holds_nothing(self) -> bool:
-        workers = await self.workers()
-        return bool(workers) and all(holds_nothing(worker["load"]) for worker in workers.values())
 
     def usage(self) -> dict[str, Usage]:
         return {name: process.usage() for name, process in self.processes.items()}
@@ -261,7 +295,7 @@ class Cluster:
         return "\n".join(f"===== {name}\n{process.tail()}" for name, process in self.processes.items())
 
 
-def holds_nothing(load: Mapping[str, int]) -> bool:
+def is_idle(load: Mapping[str, int]) -> bool:
     busy = ("num_waiting", "num_running", "num_parked_blocks", "num_receiving")
     return load["num_free_blocks"] == load["num_blocks"] and not any(load[name] for name in busy)
 
@@ -274,13 +308,13 @@ def free_port() -> int:
     return port
 
 
-@contextmanager
-def running(directory: Path, model: str, **options: Any) -> Iterator[Cluster]:
-    """A cluster that is ready; its logs are shown when the block fails."""
+@asynccontextmanager
+async def running(directory: Path, model: str, **options: Any) -> AsyncIterator[Cluster]:
+    """A cluster that is ready."""
     cluster = Cluster(directory, model, **options)
     try:
         cluster.start()
-        asyncio.run(cluster.ready())
+        await cluster.ready()
         yield cluster
     finally:
         cluster.close()
