@@ -1,7 +1,6 @@
 """Shared by all tests: nothing of the machine's own settings reaches them."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,9 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
-def _no_options_from_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_options_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that is set in the developer's environment must not change what is tested."""
     for name in list(os.environ):
         if name.startswith("BATON_") and name not in ("BATON_CACHE_DIR", "BATON_NATIVE_ISA"):
             monkeypatch.delenv(name)
-    yield
