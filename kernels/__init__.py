@@ -67,12 +67,14 @@ class Ops(Protocol):
 
     def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate ``q`` [T, H, D] and ``k`` [T, G, D], rotate-half pairing, by ``cos_sin`` [max positions, D]
-        (first half cosines, second half sines, float32) (Su et al., 2021)."""
+        (first half cosines, second half sines, float32) (Su et al., 2021). Rows of ``q`` and ``k`` may be
+        slices of wider ones."""
         ...
 
     def store_kv(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
         """Write ``k``, ``v`` [T, G, D] into one layer's ``cache`` [N, 2, G, B, D] (keys, then values; the
-        block dimension may be strided) at ``slots`` [T]."""
+        block dimension may be strided) at ``slots`` [T], in the cache's type. Rows of ``k`` and ``v`` may be
+        slices of wider ones."""
         ...
 
     def paged_attention(
@@ -80,7 +82,8 @@ class Ops(Protocol):
     ) -> Tensor:
         """Causal attention of ``q`` [T, H, D] over the sequences' blocks in ``cache`` [N, 2, G, B, D] -> [T,
         H, D]. Query head h reads key/value head h // (H / G). ``window`` > 0 limits a token to the last
-        ``window`` positions, its own included; 0: no limit."""
+        ``window`` positions, its own included; 0: no limit. Slots behind a sequence's last token are never
+        read into a result: they may hold NaN."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -1,0 +1,64 @@
+"""The decoder against the reference implementation: the default model's tokens, and the logits of tiny models
+that cover every member of the family."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import weights
+from common.model import Model
+from common.model_config import ModelConfig
+from common.model_source import ModelFiles, resolve
+from kernels import cpu
+from tests import golden
+from tests.common import tiny_models
+from tests.common.paged_loop import PagedLoop, generate
+
+CPU = torch.device("cpu")
+EXPECTED = golden.family_logits()
+
+
+def load(files: ModelFiles, dtype: torch.dtype = torch.float32) -> Model:
+    config = ModelConfig.load(files.directory)
+    return Model(config, weights.load(files, config, dtype, CPU), cpu, dtype, CPU)
+
+
+def tiny(directory: Path, name: str, dtype: torch.dtype = torch.float32) -> Model:
+    written = tiny_models.write(directory, name)
+    return load(ModelFiles(name, written, (written / "model.safetensors",), ""), dtype)
+
+
+@pytest.fixture(scope="module")
+def default_model() -> Model:
+    return load(resolve("smollm2-135m-instruct"))
+
+
+@pytest.mark.parametrize("name", ["short-france", "short-one", "chat-multi", "uni-ja"])
+def test_default_model_says_what_the_reference_says(default_model: Model, name: str) -> None:
+    prompt = golden.load()[name]
+    assert prompt.difference(generate(default_model, prompt.prompt_ids, 24)) is None
+
+
+def test_default_model_says_it_after_a_long_prompt_in_chunks(default_model: Model) -> None:
+    prompt = golden.load()["500-gpl"]
+    assert prompt.difference(generate(default_model, prompt.prompt_ids, 12, chunk=192)) is None
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 24])
+@pytest.mark.parametrize("name", tiny_models.FAMILIES)
+def test_every_member_of_the_family_computes_the_references_logits(
+    tmp_path: Path, name: str, chunk: int
+) -> None:
+    loop = PagedLoop(tiny(tmp_path, name), num_blocks=2)
+    tokens = tiny_models.TOKENS
+    logits = torch.cat([loop.compute(tokens[at : at + chunk]) for at in range(0, len(tokens), chunk)])
+    for position, expected in EXPECTED[name].items():
+        torch.testing.assert_close(logits[position], torch.tensor(expected), atol=2e-4, rtol=0)
+
+
+def test_half_precision_stays_near_float32(tmp_path: Path) -> None:
+    logits = PagedLoop(tiny(tmp_path, "qwen3", torch.bfloat16), num_blocks=2).compute(tiny_models.TOKENS)
+    assert logits.dtype == torch.float32
+    for position, expected in EXPECTED["qwen3"].items():
+        assert (logits[position] - torch.tensor(expected)).abs().mean() < 0.1
