@@ -51,9 +51,13 @@ def build_app(frontend: Frontend) -> ASGIApp:
 def _add_generation(app: FastAPI, frontend: Frontend) -> None:
     async def reply(request: Request, parse: Parse) -> Response:
         arrived_at = time.monotonic()
-        body = await read_body(request, frontend.config.max_body_bytes)
         trace = request.headers.get("traceparent", "")[:128]
-        job = await parse(body, frontend.model, frontend.limits(), trace)
+        try:
+            body = await read_body(request, frontend.config.max_body_bytes)
+            job = await parse(body, frontend.model, frontend.limits(), trace)
+        except ApiError as error:
+            frontend.metrics.refused.labels(error.code).inc()
+            raise
         return Reply(frontend, job, arrived_at)
 
     @app.post("/v1/completions")

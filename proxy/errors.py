@@ -14,7 +14,7 @@ class ApiError(Exception):
         message: str,
         kind: str = "invalid_request_error",
         param: str | None = None,
-        code: str | None = None,
+        code: str = "invalid_request",
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)

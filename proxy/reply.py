@@ -108,7 +108,7 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n"})
 
     async def _fail(self, send: Send, error: ApiError) -> None:
-        self._count(error.code or "error")
+        self._count(error.code)
         if self._is_started:
             event = b"data: " + error.encode() + b"\n\n"
             await send({"type": "http.response.body", "body": event})

@@ -172,5 +172,5 @@ def unknown_fields(body: bytes, *known: type) -> list[str]:
 
 def _param_of(message: str) -> str | None:
     """The field in messages like "Expected `int` - at `$.n`" and "Object missing required field `prompt`"."""
-    found = re.search(r"`\$\.(\w+)|field `(\w+)`|in `\$\.(\w+)", message)
-    return next((name for name in found.groups() if name), None) if found else None
+    found = re.search(r"`\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
+    return found[1] if found else None
