@@ -23,6 +23,7 @@ from kv_transfer.transport import MAX_HEADER_BYTES, Limits
 from kv_transfer.window import MIN_WINDOW_BYTES, Window
 
 VERSION = 1
+PREFIX_BYTES = 64 << 10
 _GREETING = struct.Struct(">5sBQQ")  # magic, version, window, largest payload
 _CREDIT = struct.Struct(">Q")
 _MAGIC = b"baton"
@@ -84,6 +85,9 @@ class MailboxConnection:
         self._held = 0  # cost of what was received and not read
         self._owed = 0  # cost of what was read and not yet returned as credit
         self._lost: str | None = None
+        self.ended: asyncio.Future[None] = (
+            asyncio.get_running_loop().create_future()
+        )  # when it is lost or closed
         self._silent_ticks = 0
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(limits.ping_interval_s, self._tick)
@@ -97,25 +101,28 @@ class MailboxConnection:
         """Wait until the peer has answered. Raises ``ConnectionError`` when it is lost before."""
         await self._opened.wait()
         if not self.was_open:
-            self._check_alive()
+            self.check_alive()
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
-        self._check_alive()
-        payload_bytes = size_of(payload)
-        self._check_size(len(header), payload_bytes)
+        self.check_size(len(header), size_of(payload))
+        await self.send_unchecked(header, payload)
+
+    async def send_unchecked(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
+        """For transports that add up to ``PREFIX_BYTES`` to a header."""
+        self.check_alive()
         try:
-            await self._window.take(self._window.cost(len(header) + payload_bytes))
+            await self._window.take(self._window.cost(len(header) + size_of(payload)))
         except asyncio.CancelledError:
-            self._end("a send was cancelled here", "the peer cancelled a send")
+            self.end("a send was cancelled here", "the peer cancelled a send")
             raise
-        self._check_alive()
+        self.check_alive()
         self._post(headed(Kind.DATA, header), payload)
-        self._check_alive()
+        self.check_alive()
 
     async def receive(self) -> tuple[bytes, int]:
         self._finish_current()
         while not self._inbox:
-            self._check_alive()
+            self.check_alive()
             self._arrived.clear()
             await self._arrived.wait()
         message = self._current = self._inbox.popleft()
@@ -125,7 +132,7 @@ class MailboxConnection:
 
     async def receive_payload(self, into: Sequence[memoryview]) -> None:
         if self._current is None:
-            self._check_alive()
+            self.check_alive()
         expected, given = self._current.payload_bytes if self._current else 0, size_of(into)
         if given != expected:
             raise ValueError(f"buffers of {given} bytes for a payload of {expected} bytes")
@@ -134,7 +141,7 @@ class MailboxConnection:
             self._finish_current()
 
     async def close(self) -> None:
-        self._end("closed by this side", "closed by the peer")
+        self.end("closed by this side", "closed by the peer")
         self._inbox.clear()
         self._current = None
 
@@ -153,27 +160,48 @@ class MailboxConnection:
         elif kind == Kind.BYE:
             self.lose(body.decode(errors="replace"))
         elif kind != Kind.PING:
-            self._refuse(f"a message of kind {kind} and {len(body)} bytes is not of this protocol")
+            self.refuse(f"a message of kind {kind} and {len(body)} bytes is not of this protocol")
 
     def lose(self, reason: str) -> None:
         """The peer is gone: nothing more will come from it. What has come can still be read."""
         if self._lost is not None:
             return
         self._lost = reason
+        self.ended.set_result(None)
         self._timer.cancel()
         self._window.shut()
         self._opened.set()
         self._arrived.set()
         self._wire.close()
 
+    def end(self, reason_here: str, reason_there: str) -> None:
+        """Close the connection, telling the peer why."""
+        if self._lost is None:
+            self._post(farewell(reason_there))
+        self.lose(reason_here)
+
+    def refuse(self, reason: str) -> None:
+        """The peer broke the protocol."""
+        self.end(reason, reason)
+
+    def check_alive(self) -> None:
+        if self._lost is not None:
+            raise ConnectionError(f"{self.peer}: {self._lost}")
+
+    def check_size(self, header_bytes: int, payload_bytes: int) -> None:
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"a header of {header_bytes} bytes is over {MAX_HEADER_BYTES}")
+        if payload_bytes > self._max_payload_bytes:
+            raise ValueError(f"a payload of {payload_bytes} bytes is over {self._max_payload_bytes}")
+
     def _greeted(self, kind: Kind, body: bytes) -> None:
         if len(body) != _GREETING.size or not body.startswith(_MAGIC):
-            return self._refuse("the first message is not a greeting of this protocol")
+            return self.refuse("the first message is not a greeting of this protocol")
         _, version, window_bytes, max_payload_bytes = _GREETING.unpack(body)
         if version != VERSION:
-            return self._refuse(f"the sides speak versions {version} and {VERSION} of the transport")
+            return self.refuse(f"the sides speak versions {version} and {VERSION} of the transport")
         if window_bytes < MIN_WINDOW_BYTES:
-            return self._refuse(f"a window of {window_bytes} bytes is too small")
+            return self.refuse(f"a window of {window_bytes} bytes is too small")
         # The same window both ways, so that both sides agree on what a message costs.
         self._window.open(min(window_bytes, self._limits.window_bytes))
         self._max_payload_bytes = max_payload_bytes
@@ -183,12 +211,12 @@ class MailboxConnection:
 
     def _queue(self, header: bytes, payload: Sequence[Buffer]) -> None:
         payload_bytes = size_of(payload)
-        if len(header) > MAX_HEADER_BYTES or payload_bytes > self._limits.max_payload_bytes:
-            return self._refuse(f"a message of {len(header)} + {payload_bytes} bytes is over the limit")
+        if len(header) > MAX_HEADER_BYTES + PREFIX_BYTES or payload_bytes > self._limits.max_payload_bytes:
+            return self.refuse(f"a message of {len(header)} + {payload_bytes} bytes is over the limit")
         amount = self._window.cost(len(header) + payload_bytes)
         self._held += amount
         if self._held + self._owed > self._window.size:
-            return self._refuse(f"more was sent than the window of {self._window.size} bytes")
+            return self.refuse(f"more was sent than the window of {self._window.size} bytes")
         self._inbox.append(Message(header, payload, payload_bytes, amount))
         self._arrived.set()
 
@@ -213,28 +241,9 @@ class MailboxConnection:
         self._silent_ticks += 1
         if self._silent_ticks * self._limits.ping_interval_s > self._limits.silence_timeout_s:
             silence = f"was silent for {self._limits.silence_timeout_s:g} s"
-            return self._end(f"the peer {silence}", f"this side {silence}")
+            return self.end(f"the peer {silence}", f"this side {silence}")
         self._timer = self._loop.call_later(self._limits.ping_interval_s, self._tick)
         self._post(headed(Kind.PING))
-
-    def _refuse(self, reason: str) -> None:
-        """The peer broke the protocol."""
-        self._end(reason, reason)
-
-    def _end(self, reason_here: str, reason_there: str) -> None:
-        if self._lost is None:
-            self._post(farewell(reason_there))
-        self.lose(reason_here)
-
-    def _check_alive(self) -> None:
-        if self._lost is not None:
-            raise ConnectionError(f"{self.peer}: {self._lost}")
-
-    def _check_size(self, header_bytes: int, payload_bytes: int) -> None:
-        if header_bytes > MAX_HEADER_BYTES:
-            raise ValueError(f"a header of {header_bytes} bytes is over {MAX_HEADER_BYTES}")
-        if payload_bytes > self._max_payload_bytes:
-            raise ValueError(f"a payload of {payload_bytes} bytes is over {self._max_payload_bytes}")
 
 
 async def open_within(connection: MailboxConnection, timeout_s: float) -> None:

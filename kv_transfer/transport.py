@@ -10,6 +10,7 @@ address: ``inproc://name``, ``zmq+tcp://host:port``, ``zmq+ipc://path``, ``ucx:/
 message is delivered whole and in order, or the connection is dead.
 """
 
+import importlib.util
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -51,9 +52,10 @@ class Connection(Protocol):
         ...
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
-        """Send a message; waits while the peer is slow. When it returns, ``payload`` may be overwritten.
-        Cancelling a send closes the connection: half a message must not be followed by another.
-        Raises ``ValueError`` for a message that the peer would refuse for its size."""
+        """Send a message; waits while the peer is slow, with some transports until it has taken or skipped
+        the payload. When it returns, ``payload`` may be overwritten. Cancelling a send closes the connection:
+        half a message must not be followed by another. Raises ``ValueError`` for a message that the peer
+        would refuse for its size."""
         ...
 
     async def receive(self) -> tuple[bytes, int]:
@@ -118,7 +120,7 @@ async def connect(address: str, timeout_s: float, *, limits: Limits | None = Non
 
 def available() -> list[str]:
     """The schemes that work with the packages installed here."""
-    return ["inproc", "zmq+tcp", "zmq+ipc"]
+    return ["inproc", "zmq+tcp", "zmq+ipc"] + (["ucx"] if importlib.util.find_spec("ucxx") else [])
 
 
 def transport_of(address: str) -> Transport:
@@ -134,7 +136,19 @@ def transport_of(address: str) -> Transport:
         from kv_transfer import zmq
 
         return zmq
+    if scheme == "ucx":
+        return _ucx(address)
     raise AddressError(f"unknown transport {scheme!r} in {address!r}; known here: {', '.join(available())}")
+
+
+def _ucx(address: str) -> Transport:
+    try:
+        from kv_transfer import ucx
+    except ImportError as error:
+        raise AddressError(
+            f"{address!r} needs the package ucxx, which does not import here: {error}"
+        ) from error
+    return ucx
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -18,11 +18,10 @@ from typing import cast
 import zmq
 
 from kv_transfer.acceptor import CLOSE_TIMEOUT_S, Handlers
-from kv_transfer.mailbox import Kind, MailboxConnection, farewell, greeting, open_within
+from kv_transfer.mailbox import PREFIX_BYTES, Kind, MailboxConnection, farewell, greeting, open_within
 from kv_transfer.memory import Buffer, cut, keep_freed_memory
 from kv_transfer.transport import (
     MAX_HEADER_BYTES,
-    Connection,
     ConnectionHandler,
     Limits,
     host_and_port,
@@ -51,7 +50,7 @@ async def listen(
     return listener
 
 
-async def connect(address: str, timeout_s: float, limits: Limits) -> Connection:
+async def connect(address: str, timeout_s: float, limits: Limits) -> MailboxConnection:
     connection = Dealer(address, limits).start()
     await open_within(connection, timeout_s)
     return connection
@@ -213,7 +212,7 @@ def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int)
     raw.sndhwm = raw.rcvhwm = (
         16 + limits.window_bytes // MESSAGE_COST
     )  # never reached by a peer that minds its window
-    raw.maxmsgsize = max(FRAME_BYTES, MAX_HEADER_BYTES + 1)
+    raw.maxmsgsize = max(FRAME_BYTES, 1 + MAX_HEADER_BYTES + PREFIX_BYTES)
     raw.handshake_ivl = HANDSHAKE_MS
     # Frees the sockets of hosts that vanished; their connections are long dead by then.
     raw.setsockopt(zmq.TCP_MAXRT, int(limits.silence_timeout_s * 2000))
@@ -221,16 +220,16 @@ def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int)
 
 
 def endpoint_of(address: str) -> str:
-    if address.startswith("zmq+tcp://"):
-        return f"tcp://{join_host(*host_and_port(address))}"
-    return address.removeprefix("zmq+")
+    scheme, _, place = address.partition("://")
+    return f"ipc://{place}" if scheme == "zmq+ipc" else f"tcp://{join_host(*host_and_port(address))}"
 
 
 def advertised(address: str, endpoint: str, advertise_host: str) -> str:
-    if address.startswith("zmq+ipc://"):
+    scheme = address.partition("://")[0]
+    if scheme == "zmq+ipc":
         return address
     host, port = host_and_port(endpoint)
-    return f"zmq+tcp://{join_host(advertise_host or host, port)}"
+    return f"{scheme}://{join_host(advertise_host or host, port)}"
 
 
 def refuse_path_in_use(endpoint: str) -> None:

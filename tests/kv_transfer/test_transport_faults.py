@@ -139,6 +139,7 @@ async def test_memory_stays_bounded_when_the_peer_does_not_read(address: str) ->
         for _ in range(20):  # what a connection needs anyway
             await connection.send(b"echo", [payload])
             await connection.receive()
+            await connection.receive_payload([memoryview(bytearray(payload))])
         await connection.send(b"stop reading")
         before = resident_bytes(os.getpid()), resident_bytes(process.pid)
         pending = asyncio.ensure_future(send_for_ever(connection))

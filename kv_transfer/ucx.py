@@ -1,0 +1,223 @@
+"""``ucx://host:port``: payloads by UCX, everything else by ZeroMQ at that host and port.
+
+UCX moves a payload from the memory of one process into that of another, by RDMA, shared memory or whatever it
+finds. What it is not good at comes from ``kv_transfer.zmq``: listening on one address of the machine only,
+noticing at once that a peer has died, strangers at the door. A message is a ZeroMQ message that names the
+sizes of its pieces, and the pieces, sent with the tag that the receiver gave out when the two sides met:
+
+    send     ZeroMQ: header, sizes of the pieces      UCX: offers to fetch each piece
+    receive  reads the header
+    receive_payload                                   UCX: fetches each piece into its place
+    send returns when all pieces were fetched
+"""
+
+import asyncio
+import os
+import struct
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+
+from kv_transfer import zmq
+from kv_transfer.mailbox import MailboxConnection
+from kv_transfer.memory import Buffer, cut, flat, scatter, size_of
+from kv_transfer.transport import Connection, ConnectionHandler, Limits, Listener, host_and_port
+from kv_transfer.ucx_engine import Endpoint, Engine, Operation, quiet
+
+PIECE_BYTES = 1 << 20
+GATHER_BYTES = 32 << 10  # shorter buffers are put together
+INLINE_BYTES = 32 << 10  # a payload of this size is sooner there by ZeroMQ
+_TAG = struct.Struct(">Q")
+_COUNT = struct.Struct(">H")  # of pieces; their sizes follow, and the header
+_HELLO = b"ucx"
+# One UCX context per event loop and reach, since each costs tens of milliseconds and of descriptors.
+_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, Engine]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+async def listen(address: str, handler: ConnectionHandler, advertise_host: str, limits: Limits) -> Listener:
+    engine = engine_for(address)
+
+    async def meet_and_handle(connection: Connection) -> None:
+        assert isinstance(connection, MailboxConnection)
+        met = await meet(connection, engine, limits)
+        try:
+            await handler(met)
+        finally:
+            await met.close()
+
+    return await zmq.listen(address, meet_and_handle, advertise_host, limits)
+
+
+async def connect(address: str, timeout_s: float, limits: Limits) -> Connection:
+    engine = engine_for(address)
+    started = time.monotonic()
+    connection = await zmq.connect(address, timeout_s, limits)
+    try:
+        async with asyncio.timeout(max(0.0, started + timeout_s - time.monotonic())):
+            return await meet(connection, engine, limits)
+    except BaseException:
+        await connection.close()
+        raise
+
+
+async def meet(connection: MailboxConnection, engine: Engine, limits: Limits) -> "UcxConnection":
+    """Tell each other where our UCX workers are, and which tag payloads to us are to have."""
+    tag = int.from_bytes(os.urandom(_TAG.size))
+    await connection.send(_HELLO, [_TAG.pack(tag), engine.address])
+    header, size = await connection.receive()
+    answer = bytearray(size)
+    await connection.receive_payload([memoryview(answer)])
+    if header != _HELLO or size <= _TAG.size:
+        connection.refuse("the peer does not speak UCX")
+        connection.check_alive()
+    endpoint = engine.endpoint(bytes(answer[_TAG.size :]))
+    return UcxConnection(connection, endpoint, _TAG.unpack_from(answer)[0], tag, limits)
+
+
+class Announced(NamedTuple):
+    """The payload of a message whose header was read. It is here already, or waits with the sender in
+    pieces."""
+
+    payload_bytes: int
+    piece_sizes: Sequence[int]
+
+
+class UcxConnection:
+    def __init__(
+        self, inner: MailboxConnection, endpoint: Endpoint, send_tag: int, receive_tag: int, limits: Limits
+    ) -> None:
+        self.peer = inner.peer
+        self._inner = inner
+        self._endpoint = endpoint
+        self._send_tag = send_tag
+        self._receive_tag = receive_tag
+        self._limits = limits
+        self._current = Announced(0, ())
+        self._skipped: list[Operation] = []
+
+    async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
+        payload_bytes = size_of(payload)
+        self._inner.check_size(len(header), payload_bytes)
+        if payload_bytes <= INLINE_BYTES:
+            return await self._inner.send_unchecked(_COUNT.pack(0) + header, payload)
+        # However scattered the payload is, its pieces are few enough to be counted.
+        pieces = list(cut(payload, PIECE_BYTES, max(GATHER_BYTES, payload_bytes // 4096)))
+        sizes = struct.pack(f">{len(pieces)}I", *(len(piece) for piece in pieces))
+        await self._inner.send_unchecked(_COUNT.pack(len(pieces)) + sizes + header)
+        await self._finish([self._endpoint.send(piece, self._send_tag) for piece in pieces])
+
+    async def receive(self) -> tuple[bytes, int]:
+        await self._skip()
+        content, inline_bytes = await self._inner.receive()
+        try:
+            (count,) = _COUNT.unpack_from(content)
+            sizes = struct.unpack_from(f">{count}I", content, _COUNT.size)
+        except struct.error:
+            sizes = (0,)
+        if sum(sizes) > self._limits.max_payload_bytes or 0 in sizes or (sizes and inline_bytes):
+            self._inner.refuse("a message with pieces of impossible sizes")
+            self._inner.check_alive()
+        self._current = Announced(sum(sizes) or inline_bytes, sizes)
+        return content[_COUNT.size + 4 * len(sizes) :], self._current.payload_bytes
+
+    async def receive_payload(self, into: Sequence[memoryview]) -> None:
+        if not self._current.piece_sizes:
+            return await self._inner.receive_payload(into)
+        if size_of(into) != self._current.payload_bytes:
+            raise ValueError(
+                f"buffers of {size_of(into)} bytes for a payload of {self._current.payload_bytes} bytes"
+            )
+        places = list(fit(self._current.piece_sizes, into))
+        self._current = Announced(0, ())
+        self._inner.check_alive()
+        await self._finish([self._endpoint.receive(place.landing, self._receive_tag) for place in places])
+        for place in places:
+            if place.parts:
+                scatter([place.landing], place.parts)
+
+    async def close(self) -> None:
+        await self._inner.close()
+        self._current = Announced(0, ())
+        self._endpoint.close()
+        await quiet(self._skipped)
+
+    async def _skip(self) -> None:
+        """Fetch a payload that nobody wants. Cancelled, it goes on with the next call."""
+        sizes = self._current.piece_sizes
+        self._current = Announced(0, ())
+        if sizes:
+            self._inner.check_alive()
+            nowhere = memoryview(bytearray(max(sizes)))
+            self._skipped = [self._endpoint.receive(nowhere[:size], self._receive_tag) for size in sizes]
+        if not await self._succeeded(self._skipped):
+            self._inner.refuse("UCX has failed")
+            self._inner.check_alive()
+        self._skipped = []
+
+    async def _finish(self, operations: Sequence[Operation]) -> None:
+        """Wait for them. When they fail, the peer is gone or the task is cancelled, the connection is dead,
+        and nothing touches their buffers any more."""
+        is_done = False
+        try:
+            is_done = await self._succeeded(operations)
+        except asyncio.CancelledError:
+            self._inner.end("a transfer was cancelled here", "the peer cancelled a transfer")
+            raise
+        finally:
+            if not is_done:
+                self._inner.refuse("UCX has failed")
+                self._endpoint.close()
+                await quiet(operations)
+        if not is_done:
+            self._inner.check_alive()
+
+    async def _succeeded(self, operations: Sequence[Operation]) -> bool:
+        """Wait until they are done or the connection has ended."""
+        everything = asyncio.gather(*(operation.done for operation in operations), return_exceptions=True)
+        either: list[asyncio.Future[Any]] = [everything, self._inner.ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return all(done.done() and done.exception() is None for _, _, done in operations)
+
+
+class Place(NamedTuple):
+    """Where a piece is received: in its place, or if that is in several ``parts``, where it waits to be
+    copied."""
+
+    landing: memoryview
+    parts: list[memoryview]
+
+
+def fit(sizes: Sequence[int], into: Sequence[memoryview]) -> Iterator[Place]:
+    """Places for pieces of these sizes in the buffers ``into``, which hold as much in total."""
+    views = flat(into)
+    view = next(views)
+    for size in sizes:
+        parts = []
+        missing = size
+        while missing:
+            view = view if view.nbytes else next(views)
+            part, view = view[:missing], view[missing:]
+            parts.append(part)
+            missing -= part.nbytes
+        yield Place(parts[0], []) if len(parts) == 1 else Place(memoryview(bytearray(size)), parts)
+
+
+def engine_for(address: str) -> Engine:
+    """The running loop's UCX for addresses of this machine, or of others."""
+    host, _ = host_and_port(address)
+    reach = is_loopback(host)
+    engines = _engines.setdefault(asyncio.get_running_loop(), {})
+    if reach not in engines:
+        engines[reach] = Engine(is_local=reach)
+    return engines[reach]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
