@@ -312,8 +312,7 @@ async def test_prefill_workers_come_back_into_use(system: System) -> None:
 async def test_a_burst_is_spread_before_any_worker_reports(system: System) -> None:
     workers = [await system.worker("decode", silence) for _ in range(3)]
     asking = [asyncio.create_task(complete(system)) for _ in range(9)]
-    for worker in workers:
-        await worker.until(lambda worker=worker: len(worker.generates) == 3)
+    await workers[0].until(lambda: [len(worker.generates) for worker in workers] == [3, 3, 3])
     for task in asking:
         task.cancel()
     await asyncio.wait(asking)

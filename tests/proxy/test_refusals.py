@@ -185,7 +185,7 @@ async def test_null_is_the_same_as_absent(system: System) -> None:
 
 async def test_a_prompt_that_is_too_long_is_told_with_both_numbers(system: System) -> None:
     worker = await system.worker("decode", speaks(b"ok"))
-    cases = [
+    cases: list[tuple[str, dict[str, Any], str, str]] = [
         ("/v1/completions", {"prompt": "x" * 5000}, "prompt", "5000"),
         ("/v1/completions", {"prompt": "x" * 4000, "max_tokens": 97}, "prompt", "4097"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "50"),

@@ -12,8 +12,8 @@ def changed_layout(**changes: object) -> Layout:
     return msgspec.structs.replace(LAYOUT, **changes)
 
 
-def registry_of(*statuses: Status, **options: bool) -> Registry:
-    registry = Registry(dead_after_s=2.0, **options)
+def registry_of(*statuses: Status, allows_fallback: bool = True) -> Registry:
+    registry = Registry(dead_after_s=2.0, allows_fallback=allows_fallback)
     for status in statuses:
         registry.hear(status.incarnation.encode(), status)
     return registry

@@ -1,9 +1,10 @@
 from collections.abc import Sequence
+from typing import Any
 
 from proxy.router import MAX_BLAME, Candidate, Choice, Need, Snapshot, least_loaded
 
 
-def candidate(incarnation: str, **changes: object) -> Candidate:
+def candidate(incarnation: str, **changes: Any) -> Candidate:
     fresh = Candidate(
         incarnation,
         queued_tokens=0,
