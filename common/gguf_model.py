@@ -29,10 +29,13 @@ class Metadata:
         self.reader = reader
         self.read: dict[str, Any] = {}  # a vocabulary takes a while to turn into strings
         self.architecture = str(self.get("general.architecture"))
+        self.tensor_types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+
+    def full(self, key: str) -> str:
+        return f"{self.architecture}.{key.removeprefix('arch.')}" if key.startswith("arch.") else key
 
     def get(self, key: str, default: Any = None) -> Any:
-        if key.startswith("arch."):
-            key = f"{self.architecture}.{key.removeprefix('arch.')}"
+        key = self.full(key)
         if key not in self.read:
             field = self.reader.get_field(key)
             self.read[key] = None if field is None else field.contents()
@@ -41,9 +44,14 @@ class Metadata:
     def require(self, key: str) -> Any:
         value = self.get(key)
         if value is None:
-            raise ModelError(
-                f"{self.path}: metadata key {key.replace('arch.', self.architecture + '.')} is missing"
-            )
+            raise ModelError(f"{self.path}: metadata key {self.full(key)} is missing")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Some models have a number per layer here; those that can be served are alike in all layers."""
+        value = self.require(key) if default is None else self.get(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(f"{self.path}: {self.full(key)} must be one positive integer, not {value!r}")
         return value
 
 
@@ -56,6 +64,8 @@ def open_metadata(path: Path) -> Metadata:
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
         raise ModelError(f"{path}: not a complete GGUF file: {error}") from error
     metadata = Metadata(path, reader)
+    if reader.byte_order != "I":
+        raise ModelError(f"{path}: written for the other byte order")
     if metadata.get("split.count", 1) > 1:
         raise ModelError(f"{path}: one part of a split GGUF file; merge the parts first (gguf-split --merge)")
     if metadata.architecture not in ARCHITECTURES:
@@ -68,45 +78,52 @@ def open_metadata(path: Path) -> Metadata:
 
 def model_json(metadata: Metadata) -> dict[str, Any]:
     """The model's config.json."""
-    tensors = {tensor.name for tensor in metadata.reader.tensors}
-    num_heads = metadata.require("arch.attention.head_count")
-    hidden_size = metadata.require("arch.embedding_length")
-    head_dim = metadata.get("arch.attention.key_length") or hidden_size // num_heads
+    llama = metadata.architecture == "llama"
+    window = metadata.get("arch.attention.sliding_window") if llama else None
+    num_heads = metadata.integer("arch.attention.head_count")
+    hidden_size = metadata.integer("arch.embedding_length")
+    head_dim = metadata.integer("arch.attention.key_length", max(1, hidden_size // num_heads))
     if metadata.get("arch.rope.dimension_count", head_dim) != head_dim:
         raise ModelError(f"{metadata.path}: rotary embedding of a part of each head is not supported")
-    config = {
-        "architectures": [ARCHITECTURES[metadata.architecture]],
-        "model_type": metadata.architecture,
+    if metadata.get("arch.attention.value_length", head_dim) != head_dim:
+        raise ModelError(f"{metadata.path}: heads whose values are wider than their keys are not supported")
+    return {
+        "architectures": ["MistralForCausalLM" if window else ARCHITECTURES[metadata.architecture]],
         "vocab_size": len(metadata.require("tokenizer.ggml.tokens")),
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.require("arch.feed_forward_length"),
-        "num_hidden_layers": metadata.require("arch.block_count"),
+        "intermediate_size": metadata.integer("arch.feed_forward_length"),
+        "num_hidden_layers": metadata.integer("arch.block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.get("arch.attention.head_count_kv", num_heads),
+        "num_key_value_heads": metadata.integer("arch.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": metadata.require("arch.attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": metadata.require("arch.context_length"),
+        "max_position_embeddings": metadata.integer("arch.context_length"),
         "rope_theta": metadata.get("arch.rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(metadata),
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": metadata.architecture == "llama" and "blk.0.attn_q.bias" in tensors,
+        "sliding_window": window,
+        "tie_word_embeddings": "output.weight" not in metadata.tensor_types,
+        "attention_bias": llama and "blk.0.attn_q.bias" in metadata.tensor_types,
         "num_experts": metadata.get("arch.expert_count", 0),
-        "dtype": "bfloat16",
+        "dtype": saved_dtype(metadata),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": gguf_tokenizer.end_token_ids(metadata.get),
     }
-    window = metadata.get("arch.attention.sliding_window")
-    if window and metadata.architecture == "llama":
-        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-    return config
+
+
+def saved_dtype(metadata: Metadata) -> str:
+    """The type to compute with where nobody says otherwise; weights come out of quantisation in bfloat16."""
+    kind = metadata.tensor_types.get("blk.0.attn_q.weight", "")
+    return {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
 
 
 def rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
-    kind = metadata.get("arch.rope.scaling.type", "none")
-    factor = metadata.get("arch.rope.scaling.factor", 1.0)
+    """Llama 3's scaling comes as a tensor of divisors, the others as a name and a factor."""
     for tensor in metadata.reader.tensors:
         if tensor.name == "rope_freqs.weight":
             return {"rope_type": "factors", "factors": [float(value) for value in tensor.data]}
+    older = metadata.get("arch.rope.scale_linear")
+    kind = metadata.get("arch.rope.scaling.type", "linear" if older else "none")
+    factor = metadata.get("arch.rope.scaling.factor", older or 1.0)
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
     return {"rope_type": kind, "factor": factor}

@@ -2,6 +2,7 @@
 have."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,29 +61,35 @@ class GgufCheckpoint:
         return str(self.path)
 
     def read_into(self, name: str, target: Tensor) -> None:
+        order = self.row_order(name, target.shape[0])
+        for rows, values in self.pieces(self.entries[name]):
+            target[rows if order is None else order[rows]] = values.to(target)
+
+    def pieces(self, entry: dict[str, Any]) -> Iterator[tuple[slice, Tensor]]:
+        """The tensor's rows (elements, if it is a vector), some at a time."""
         from gguf import GGMLQuantizationType, dequantize
 
-        entry = self.entries[name]
         kind = GGMLQuantizationType[entry["type"]]
-        rows = self.stored_rows(entry)
-        whole = target.unsqueeze(0) if target.dim() == 1 else target
-        order = self.row_order(name, len(rows))
-        step = max(1, PIECE_ELEMENTS // whole.shape[1])
-        for start in range(0, len(rows), step):
-            piece = torch.from_numpy(dequantize(rows[start : start + step], kind).copy())
+        shape = entry["shape"] if len(entry["shape"]) > 1 else [1, *entry["shape"]]
+        stored = self.stored_rows(entry, shape[0])
+        step = max(1, PIECE_ELEMENTS // shape[1])
+        for start in range(0, shape[0], step):
+            values = torch.from_numpy(dequantize(stored[start : start + step], kind).copy())
             if entry["type"] in QUANTISED_TYPES:
-                # Models are trained and published in bfloat16; what quantisation left of a weight is no more
-                # exact than that. So weights are the same numbers whether a model is then run in bfloat16 or
-                # in float32.
-                piece = piece.bfloat16()
-            part = slice(start, start + step)
-            whole[part if order is None else order[part]] = piece.to(whole)
+                # Models are trained and published in bfloat16, and what quantisation left of a weight is no
+                # more exact than that: rounded to it, a weight is the same number whether the model is then
+                # run in bfloat16 or in float32, and the same as in implementations that keep dequantised
+                # weights in bfloat16.
+                values = values.bfloat16()
+            if len(entry["shape"]) == 1:
+                yield slice(0, shape[1]), values[0]
+            else:
+                yield slice(start, start + step), values
 
-    def stored_rows(self, entry: dict[str, Any]) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    def stored_rows(self, entry: dict[str, Any], num_rows: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
         """The tensor's bytes, [rows, bytes per row], not read yet."""
         import numpy as np
 
-        num_rows = entry["shape"][0] if len(entry["shape"]) > 1 else 1
         shape = (num_rows, entry["num_bytes"] // num_rows)
         return np.memmap(self.path, dtype=np.uint8, mode="r", offset=entry["offset"], shape=shape)
 

@@ -19,6 +19,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+DTYPES = ("float32", "bfloat16", "float16")
 ROPE_TYPES = ("default", "linear", "llama3", "factors")
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -155,7 +156,7 @@ def parse(source: Source, generation: Mapping[str, Any]) -> ModelConfig:
         qk_norm=family == "qwen3",
         tie_word_embeddings=source.flag("tie_word_embeddings", False),
         windows=parse_windows(source, family, num_layers),
-        dtype=str(source.values.get("dtype") or source.values.get("torch_dtype") or "float32"),
+        dtype=parse_dtype(source),
         bos_token_id=parse_bos(source.values),
         eos_token_ids=parse_eos(source.values, generation),
     )
@@ -251,6 +252,13 @@ def windows_by_type(source: Source, window: int, num_layers: int) -> tuple[int, 
     if not isinstance(types, list) or len(types) != num_layers or not all(name in sizes for name in types):
         raise ModelError(f"{source.name}: layer_types must name {num_layers} of {', '.join(sizes)}")
     return tuple(sizes[name] for name in types)
+
+
+def parse_dtype(source: Source) -> str:
+    name = source.values.get("dtype") or source.values.get("torch_dtype") or "float32"
+    if name not in DTYPES:
+        raise ModelError(f"{source.name}: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
+    return str(name)
 
 
 def parse_bos(values: Mapping[str, Any]) -> int | None:

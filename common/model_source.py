@@ -25,10 +25,11 @@ from common.config import DEFAULT_MODEL
 from common.default_model import default_model_file
 from common.model_config import ModelConfig, ModelError, read_json
 
-EXPORT_VERSION = 1  # part of an export's key: raise it when the exported files change
+EXPORT_VERSION = 2  # part of an export's key: raise it when the exported files change
 EXPORT_TIMEOUT_S = 600.0
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 WANTED_FROM_HUB = ["*.json", "*.jinja", "*.safetensors"]
+UNWANTED_FROM_HUB = ["consolidated*", "*/*"]  # the weights a second time, in other formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ def directory_files(name: str, directory: Path) -> ModelFiles:
 
 def safetensors_files(directory: Path) -> tuple[Path, ...]:
     index = directory / "model.safetensors.index.json"
+    whole = (
+        directory / "model.safetensors"
+    )  # some repositories hold the weights a second time, under other names
+    if whole.is_file():
+        return (whole,)
     if not index.is_file():
         found = tuple(sorted(directory.glob("*.safetensors")))
         if len(found) != 1:
@@ -112,7 +118,9 @@ def hub_directory(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=WANTED_FROM_HUB))
+        return Path(
+            snapshot_download(model, allow_patterns=WANTED_FROM_HUB, ignore_patterns=UNWANTED_FROM_HUB)
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ModelError(
             f"{model}: no such directory, and it could not be fetched from the hub: {error}"

@@ -32,6 +32,7 @@ class Tokenizer:
         self.eos_token_id = self.id_of("eos_token")
         self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
         self.bytes_by_id: dict[int, bytes] = {}
+        self.puts_space_first = any(strips_space(part) for part in decoder_parts(library))
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -58,13 +59,16 @@ class Tokenizer:
             ids: list[int] = self.library.encode(text, add_special_tokens=add_special_tokens).ids
         except UnicodeEncodeError:
             raise ValueError("the text holds half of a surrogate pair, which is no character") from None
-        bos = self.bos_token_id
-        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+        doubled = add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2
+        return ids[1:] if doubled else ids
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole list of tokens: without the space that a SentencePiece tokenizer puts before a
+        text."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         kept = (self.token_bytes(token) for token in token_ids if token not in skipped)
-        return b"".join(kept).decode("utf-8", errors="replace")
+        text = b"".join(kept).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.puts_space_first else text
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds to a text; none for an id without a token (models pad their
@@ -119,8 +123,7 @@ def special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 def bytes_of_tokens(library: tokenizers.Tokenizer, path: Path) -> ToBytes:
     """How a vocabulary entry spells bytes, told from the decoder in tokenizer.json."""
-    decoder = json.loads(library.decoder.__getstate__()) if library.decoder else {"type": "none"}
-    kinds = [part["type"] for part in decoder.get("decoders", [decoder])]
+    kinds = [part["type"] for part in decoder_parts(library)]
     if kinds == ["ByteLevel"]:
         alphabet = byte_alphabet()
         return lambda token: bytes(alphabet[character] for character in token)
@@ -129,6 +132,17 @@ def bytes_of_tokens(library: tokenizers.Tokenizer, path: Path) -> ToBytes:
     raise ModelError(
         f"{path}: decoder {'+'.join(kinds)} is not supported, only ByteLevel, ByteFallback and Metaspace"
     )
+
+
+def decoder_parts(library: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    decoder = json.loads(library.decoder.__getstate__()) if library.decoder else {"type": "none"}
+    parts: list[dict[str, Any]] = decoder.get("decoders", [decoder])
+    return parts
+
+
+def strips_space(part: dict[str, Any]) -> bool:
+    kind = part["type"]
+    return kind == "Strip" or (kind == "Metaspace" and part.get("prepend_scheme") != "never")
 
 
 def byte_alphabet() -> dict[str, int]:
