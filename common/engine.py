@@ -4,10 +4,11 @@ Every step plans, runs, samples and records. All public methods may be called fr
 lock for bookkeeping only, so none of them waits for a computation, and what they change takes effect with
 the next step.
 
-What happened is told to ``on_step``, always in the engine's thread and after the step: new tokens, progress
-of prompts that are to be handed over, and ends, each sequence having exactly one of these, save for what is
-released to another worker. While nothing can be computed, the thread sleeps until something is changed or a
-deadline comes.
+What happened is told to ``on_step``, always in the engine's thread: new tokens, progress of prompts that are
+to be handed over, and ends, each sequence having exactly one of these, save for what is released to another
+worker. A prompt that is to be handed over is told of before its first step, when it has got its blocks: from
+then on nothing that happens elsewhere can keep it from being computed. While nothing can be computed, the
+thread sleeps until something is changed or a deadline comes.
 """
 
 import logging
@@ -116,7 +117,8 @@ class Engine:
     def step(self, wait: bool = False) -> list[StepOutput]:
         """Plan, run, sample, record. Returns what happened; with ``wait``, sleeps first until something
         can."""
-        works = self._plan(wait)
+        works, started = self._plan(wait)
+        self._tell(started)
         sampled = self._compute(works)
         with self._changed:
             if sampled is None:
@@ -127,13 +129,13 @@ class Engine:
                 self._roster.check()
         return outputs
 
-    def _plan(self, wait: bool) -> list[Work]:
+    def _plan(self, wait: bool) -> tuple[list[Work], list[StepOutput]]:
         with self._changed:
             while True:
                 now = time.monotonic()
                 works = self._scheduler.plan(now)
                 if works or self._roster.ended or self._stopping or not wait:
-                    return works
+                    return works, self._scheduler.take_started()
                 self._changed.wait(min(LONGEST_SLEEP_S, self._roster.seconds_to_deadline(now)))
 
     def _compute(self, works: list[Work]) -> list[Sampled | None] | None:

@@ -59,6 +59,7 @@ class Scheduler:
         self._max_tokens = max_num_batched_tokens
         self._max_parked_blocks = max_parked_blocks
         self._computing: dict[bytes, int] = {}  # hashes of blocks being computed -> best priority
+        self._started: list[StepOutput] = []  # sequences to be handed over that hold their blocks now
 
     def plan(self, now: float) -> list[Work]:
         """The work of the next step, empty when there is none. ``record`` or ``fail`` must follow; until
@@ -91,6 +92,11 @@ class Scheduler:
             if sequence.state is not State.FINISHED:
                 self._roster.end(sequence, "error", error)
         return self.take_ended()
+
+    def take_started(self) -> list[StepOutput]:
+        """Sequences to be handed over that were started by the last plan."""
+        started, self._started = self._started, []
+        return started
 
     def take_ended(self) -> list[StepOutput]:
         """Ends that were not returned yet."""
@@ -165,6 +171,8 @@ class Scheduler:
         if not self._roster.start(sequence):
             return False
         self._note_computing(sequence)
+        if sequence.handoff:
+            self._started.append(StepOutput(sequence))
         if timings.SCHEDULED not in sequence.marks:  # not after a preemption
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens

@@ -1,8 +1,10 @@
 """The life of a prefill worker: takes prompts, gives blocks.
 
-A request with a decode worker named in it is offered to that worker at once and queued in the engine;
-finished blocks go to the sender after every step, the first token to the proxy, and what the decode worker
-has taken over is freed. A request without one is served to its end here.
+A request with a decode worker named in it is offered to that worker when its prompt has got its blocks here,
+before the first step of it. Not earlier: a decode worker full of places for prompts that wait here for parked
+ones to leave, which wait for a place there, would be a deadlock. Finished blocks go to the sender after every
+step, the first token to the proxy, and what the decode worker has taken over is freed. A request without one
+is served to its end here.
 
 Three threads meet in this class: the engine's calls ``on_step``, the sender lives in the transfer loop,
 everything else in the main loop. They pass messages by ``call_soon_threadsafe`` and share nothing but the
@@ -12,7 +14,6 @@ import asyncio
 
 from common.config import TransferConfig
 from common.engine import Engine
-from common.hashing import extend_hashes, root_hash
 from common.loop_thread import LoopThread
 from common.messages import Generate, Refusal, Status, Tokens
 from common.outputs import status_of, tokens_of
@@ -34,6 +35,7 @@ class PrefillWorker:
         self._sender = Sender(
             engine, config, incarnation, engine.layout, engine.cache.block_bytes, self._transfer_ended
         )
+        self._unoffered: dict[SequenceKey, Generate] = {}
         self.service: Service | None = None
 
     # Main loop
@@ -46,15 +48,11 @@ class PrefillWorker:
     def generate(self, message: Generate) -> None:
         sequence = Sequence.from_generate(message, handoff=message.decode is not None)
         if message.decode is not None:
-            # Before the engine can report progress, and before anything is computed: D makes room meanwhile.
-            layout = self._engine.layout
-            root = root_hash(layout.model_fingerprint, message.cache_salt)
-            extend_hashes(sequence.block_hashes, root, sequence.token_ids, layout.block_size)
-            self._transfers.call(self._sender.offer, message, sequence)
+            self._unoffered[sequence.key] = message
         try:
             self._engine.add(sequence)
         except Refusal:
-            self._transfers.call(self._sender.cancel, sequence.key, "refused by the prefill worker")
+            self._unoffered.pop(sequence.key, None)
             raise
 
     def abort(self, key: SequenceKey, reason: str) -> None:
@@ -78,6 +76,9 @@ class PrefillWorker:
 
     def _pass_on(self, output: StepOutput) -> None:
         key = output.sequence.key
+        message = self._unoffered.pop(key, None)
+        if message is not None and output.finish_reason is None:
+            self._transfers.call(self._sender.offer, message, output.sequence)
         if output.finish_reason is not None:
             self._transfers.call(self._sender.cancel, key, output.finish_reason)
         elif output.token_ids:
