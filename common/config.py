@@ -122,6 +122,9 @@ class ProxyConfig:
     request_timeout_s: float = option(600.0, "deadline of a request that names none")
     max_attempts: int = option(4, "times a request is dispatched before it fails")
     dead_after_s: float = option(2.0, "a worker silent for this long is taken for dead")
+    prefill_fallback: bool = option(
+        True, "decode workers prefill too while there is no prefill worker; off: requests get 503"
+    )
 
     def __post_init__(self) -> None:
         for name in ("port", "control_port"):

@@ -17,27 +17,20 @@ from proxy.door import Door
 from proxy.errors import ApiError, invalid
 from proxy.frontend import Frontend
 from proxy.job import Job
-from proxy.registry import Worker
+from proxy.prompts import Limits, check_token_ids, encode, render
 from proxy.reply import Reply
 from proxy.schema import DetokenizeBody, TokenizeBody, read
 from proxy.served_model import ServedModel
-from proxy.validate import (
-    Limits,
-    chat_job,
-    check_model,
-    check_token_ids,
-    completion_job,
-    encode,
-    render,
-)
+from proxy.validate import chat_job, check_model, completion_job
 from proxy.version import VERSION
+from proxy.worker import Worker
 
 Parse = Callable[[bytes, ServedModel, Limits, str], Awaitable[Job]]
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_app(frontend: Frontend) -> ASGIApp:
-    app = FastAPI(title="Baton", version=VERSION, openapi_url=None)
+    app = FastAPI(title="Baton", version=VERSION, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(ApiError, _show_error)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(ClientDisconnect, _show_nothing)

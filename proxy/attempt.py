@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from common.channel import Peer
 from common.messages import FinishReason, TokenLogprob, Tokens, WorkerError
-from proxy.registry import Worker
+from proxy.worker import Worker
 
 GAP_TIMEOUT_S = 2.0
 MAX_HELD_MESSAGES = 64

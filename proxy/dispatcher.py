@@ -27,9 +27,10 @@ from common.messages import (
 )
 from proxy.attempt import OUT_OF_TIME, Attempt, AttemptFailed, Batch
 from proxy.metrics import Metrics
-from proxy.registry import Registry, Worker
+from proxy.registry import Registry
 from proxy.request import Request, RequestFailed
 from proxy.router import Choice, Policy
+from proxy.worker import Worker
 
 WAIT_FOR_WORKERS_S = 10.0  # a request that has lost its workers waits this long for others
 
@@ -192,6 +193,7 @@ class Dispatcher:
         while True:
             peer, message = await self._channel.receive()
             self._hear(peer, message)
+            await asyncio.sleep(0)  # while messages wait, receive returns at once: let others have their turn
 
     def _hear(self, peer: Peer, message: ToProxy) -> None:
         match message:

@@ -9,9 +9,9 @@ from common.config import ProxyConfig
 from proxy.dispatcher import Dispatcher
 from proxy.errors import too_many_requests
 from proxy.metrics import Metrics
+from proxy.prompts import Limits
 from proxy.registry import Registry
 from proxy.served_model import ServedModel
-from proxy.validate import Limits
 
 
 @dataclass(slots=True)
@@ -29,9 +29,11 @@ class Frontend:
         return min(self.registry.max_model_len() or self.model.max_model_len, self.model.max_model_len)
 
     def limits(self) -> Limits:
+        fallback = self.config.prefill_fallback  # what is too long for prefill workers goes to decode workers
         return Limits(
             max_model_len=self.max_model_len,
-            max_pool_tokens=self.registry.max_sequence_tokens(),
+            max_total_tokens=self.registry.longest_sequence("decode"),
+            max_prompt_tokens=None if fallback else self.registry.longest_sequence("prefill"),
             max_choices=self.config.max_queued_requests,
             max_timeout_s=self.config.request_timeout_s,
         )

@@ -1,14 +1,16 @@
 """What this proxy counts, for Prometheus. Names follow ``vllm:*`` with our prefix, in seconds and bytes."""
 
 import re
+from collections import Counter as Counts
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from proxy.attempt import Attempt
-from proxy.registry import Registry, Worker
+from proxy.registry import Registry
 from proxy.router import Choice
+from proxy.worker import Worker
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -87,15 +89,15 @@ class Metrics:
     def collect(self) -> Iterable[Metric]:
         """What workers report about themselves; called by the Prometheus library."""
         labels = ["worker", "role"]
-        workers = list(self._registry)
+        workers = _labelled(self._registry)
         up = GaugeMetricFamily("baton_worker_up", "Whether the worker takes work", labels=labels)
-        for worker in workers:
-            up.add_metric(_labels_of(worker), float(worker.takes_work))
+        for values, worker in workers:
+            up.add_metric(values, float(worker.takes_work))
         yield up
         for name, text, field in WORKER_GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=labels)
-            for worker in workers:
-                gauge.add_metric(_labels_of(worker), getattr(worker.status.load, field))
+            for values, worker in workers:
+                gauge.add_metric(values, getattr(worker.status.load, field))
             yield gauge
         yield from _worker_counters(workers)
 
@@ -111,20 +113,24 @@ WORKER_GAUGES = (
 )
 
 
-def _labels_of(worker: Worker) -> list[str]:
-    return [worker.name, worker.role]
+def _labelled(registry: Registry) -> list[tuple[list[str], Worker]]:
+    """Workers with the labels that tell them apart, also those that were given one name."""
+    workers = list(registry)
+    num_named = Counts(worker.name for worker in workers)
+    return [
+        ([w.name if num_named[w.name] == 1 else f"{w.name}-{w.incarnation[:8]}", w.role], w) for w in workers
+    ]
 
 
-def _worker_counters(workers: list[Worker]) -> Iterable[Metric]:
+def _worker_counters(workers: list[tuple[list[str], Worker]]) -> Iterable[Metric]:
     """Totals from Status.counters; ``name:cause`` becomes a label."""
     families: dict[str, CounterMetricFamily] = {}
-    for worker in workers:
+    for values, worker in workers:
         for key, value in worker.status.counters.items():
             name, _, cause = key.partition(":")
-            name = "baton_" + re.sub(r"\W", "_", name.removesuffix("_total"))
+            name = "baton_worker_" + re.sub(r"\W", "_", name.removesuffix("_total"), flags=re.ASCII)
             if name not in families:
-                families[name] = CounterMetricFamily(
-                    name, "Reported by workers", labels=["worker", "role", "cause"]
-                )
-            families[name].add_metric([*_labels_of(worker), cause], value)
+                labels = ["worker", "role", "cause"]
+                families[name] = CounterMetricFamily(name, "Reported by workers", labels=labels)
+            families[name].add_metric([*values, cause], value)
     return families.values()

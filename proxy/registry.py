@@ -11,73 +11,21 @@ The registry only knows; who calls it tells the requests that run on a lost work
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from common.channel import PING_INTERVAL_S, Peer
 from common.messages import Role, Status
-from proxy.breaker import Breaker
-from proxy.router import Candidate, Snapshot
-
-State = Literal["ready", "silent", "refused"]
+from proxy.router import Snapshot
+from proxy.worker import Charge, Worker
 
 logger = logging.getLogger(__name__)
 
 
-class Charge(NamedTuple):
-    """What an attempt under way costs a worker until its next reports show it."""
-
-    num_tokens: int
-    made_at: float
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    peer: Peer
-    status: Status
-    heard_at: float  # time.monotonic()
-    state: State = "ready"
-    reason: str = ""  # of a refusal
-    draining: bool = False
-    breaker: Breaker = field(default_factory=Breaker)
-    charges: dict[str, Charge] = field(default_factory=dict)  # request id -> this proxy's work on it
-    last_used: int = 0
-
-    @property
-    def incarnation(self) -> str:
-        return self.status.incarnation
-
-    @property
-    def role(self) -> Role:
-        return self.status.role
-
-    @property
-    def name(self) -> str:
-        return self.status.name
-
-    @property
-    def takes_work(self) -> bool:
-        return self.state == "ready" and not self.draining
-
-    def candidate(self, now: float) -> Candidate:
-        """Reports lag behind, and do not know what other proxies are about to send: the load is what was
-        reported plus what was sent since, and never less than what this proxy has under way."""
-        load, layout = self.status.load, self.status.layout
-        since = [charge for charge in self.charges.values() if charge.made_at > self.heard_at]
-        own_tokens = sum(charge.num_tokens for charge in self.charges.values())
-        new_tokens = sum(charge.num_tokens for charge in since)
-        reported = load.num_running + load.num_waiting + load.num_receiving
-        return Candidate(
-            incarnation=self.incarnation,
-            queued_tokens=max(own_tokens, load.num_queued_tokens + new_tokens),
-            num_sequences=max(len(self.charges), reported + len(since)),
-            free_blocks=load.num_free_blocks - -(-new_tokens // layout.block_size),
-            block_size=layout.block_size,
-            max_sequence_tokens=self.status.max_sequence_tokens,
-            trusted=self.breaker.allows(now),
-            last_used=self.last_used,
-        )
+class Heard(NamedTuple):
+    worker: Worker
+    needs_answer: bool = False  # Welcome or Refused is due
+    lost: tuple[Worker, ...] = ()  # earlier sessions of the same worker
 
 
 class Registry:
@@ -115,30 +63,40 @@ class Registry:
         missing = self.missing_roles()
         return "decode" not in missing and (self._allows_fallback or not missing)
 
-    def hear(self, peer: Peer, status: Status) -> "Heard":
-        """Take in a Status. The caller answers it and voids the requests of the lost workers."""
-        now = time.monotonic()
+    def hear(self, peer: Peer, status: Status) -> Heard:
+        """Take in a Status. The caller answers it, and voids the requests of the lost workers."""
         worker = self._workers.get(peer)
-        if worker is not None and worker.state == "ready":
-            worker.status, worker.heard_at = status, now
-            worker.draining = worker.draining or status.draining
-            return Heard(worker, False, ())
-        lost = [w for w in self if w.incarnation == status.incarnation and w.peer != peer]
+        if worker is None:
+            return self._meet(peer, status)
+        worker.status, worker.heard_at = status, time.monotonic()
+        worker.draining = worker.draining or status.draining
+        if worker.state == "ready":
+            return Heard(worker)
+        return Heard(worker, needs_answer=self._examine(worker))
+
+    def _meet(self, peer: Peer, status: Status) -> Heard:
+        """A new session, perhaps of a worker that had another."""
+        worker = Worker(peer, status, time.monotonic(), draining=status.draining)
+        lost = tuple(w for w in self if w.incarnation == status.incarnation)
         for old in lost:
             del self._workers[old.peer]
-        refused_before = worker is not None and worker.state == "refused"
-        reason = self._objection(peer, status)
-        if worker is None or refused_before:
-            worker = self._workers[peer] = Worker(peer, status, now, draining=status.draining)
-        worker.status, worker.heard_at, worker.reason = status, now, reason
-        worker.state = "refused" if reason else "ready"
-        if reason:
-            if not refused_before:
-                logger.error("%s worker %s is refused: %s", status.role, status.name, reason)
-            return Heard(worker, not refused_before, tuple(lost))
-        logger.info("%s worker %s (%s) is ready", status.role, status.name, status.incarnation)
-        self._expects_prefill = self._expects_prefill or status.role == "prefill"
-        return Heard(worker, True, tuple(lost))
+            worker.breaker = old.breaker
+        self._workers[peer] = worker
+        self._examine(worker)
+        return Heard(worker, needs_answer=True, lost=lost)
+
+    def _examine(self, worker: Worker) -> bool:
+        """Make the worker ready or refused; whether that is news."""
+        before = worker.state, worker.reason
+        worker.reason = self._objection(worker)
+        worker.state = "refused" if worker.reason else "ready"
+        is_news = (worker.state, worker.reason) != before
+        if worker.state == "ready":
+            logger.info("%s worker %s (%s) is ready", worker.role, worker.name, worker.incarnation)
+            self._expects_prefill = self._expects_prefill or worker.role == "prefill"
+        elif is_news:
+            logger.error("%s worker %s is refused: %s", worker.role, worker.name, worker.reason)
+        return is_news
 
     def forget(self, peer: Peer, reason: str) -> Worker | None:
         """The session is over."""
@@ -154,15 +112,16 @@ class Registry:
         self._swept_at = now
         if stalled:  # this process stood still: what the workers said meanwhile is not read yet
             return []
-        silent = [w for w in self if now - w.heard_at > self._dead_after_s]
-        for worker in silent:
+        quiet = [w for w in self if now - w.heard_at > self._dead_after_s]
+        for worker in quiet:
             if worker.state == "refused":
                 del self._workers[worker.peer]
-            elif worker.state == "ready":
-                worker.state = "silent"
-                worker.charges.clear()
-                logger.warning("%s worker %s is silent", worker.role, worker.name)
-        return [w for w in silent if w.state == "silent"]
+        silent = [w for w in quiet if w.state == "ready"]
+        for worker in silent:
+            worker.state = "silent"
+            worker.charges.clear()
+            logger.warning("%s worker %s is silent", worker.role, worker.name)
+        return silent
 
     def charge(self, worker: Worker, request_id: str, num_tokens: int) -> None:
         self._num_dispatched += 1
@@ -183,32 +142,21 @@ class Registry:
             allows_fallback=self._allows_fallback,
         )
 
-    def max_sequence_tokens(self) -> int | None:
-        """The longest sequence that some pair can hold; None when that is not known."""
-        limits = [_longest(self.ready(role)) for role in ("prefill", "decode")]
-        return min((limit for limit in limits if limit), default=None)
+    def longest_sequence(self, role: Role) -> int | None:
+        """The longest sequence that a worker of the role can hold; None when that is not known."""
+        limits = [w.status.max_sequence_tokens for w in self if w.role == role and w.state != "refused"]
+        return max(limits) if limits and 0 not in limits else None
 
     def max_model_len(self) -> int | None:
         return min((w.status.model.max_model_len for w in self if w.state != "refused"), default=None)
 
-    def _objection(self, peer: Peer, status: Status) -> str:
+    def _objection(self, worker: Worker) -> str:
         """Why the worker cannot work with this proxy or with the other workers; empty when it can."""
+        status = worker.status
+        if status.layout.block_size < 1 or status.model.max_model_len < 1:
+            return f"block_size: {status.layout.block_size}, max_model_len: {status.model.max_model_len}"
         if self._fingerprint and status.model.fingerprint != self._fingerprint:
             return f"model_fingerprint: {self._fingerprint!r} here, {status.model.fingerprint!r} there"
-        others = (w for w in self if w.peer != peer and w.state == "ready")
-        oldest = next(others, None)
-        if oldest is None:
-            return ""
-        difference = oldest.status.layout.difference(status.layout)
-        return f"{difference} (compared with {oldest.name})" if difference else ""
-
-
-class Heard(NamedTuple):
-    worker: Worker
-    needs_answer: bool  # Welcome or Refused is due
-    lost: tuple[Worker, ...]  # earlier sessions of the same worker
-
-
-def _longest(workers: Iterable[Worker]) -> int | None:
-    limits = [worker.status.max_sequence_tokens for worker in workers]
-    return None if not limits or 0 in limits else max(limits)
+        oldest = next((w for w in self if w is not worker and w.state == "ready"), None)
+        difference = oldest and oldest.status.layout.difference(status.layout)
+        return f"{difference} (compared with {oldest.name})" if oldest and difference else ""

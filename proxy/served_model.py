@@ -20,6 +20,7 @@ class ServedModel:
     template: ChatTemplate | None
     vocab_size: int  # rows of the model's embedding, padding included
     max_model_len: int
+    longest_token: int  # characters that one token can stand for
 
     @classmethod
     def load(cls, config: EngineConfig) -> "ServedModel":
@@ -28,12 +29,19 @@ class ServedModel:
         model = ModelConfig.load(files.directory)
         name = config.served_model_name or files.name
         limit = config.max_model_len or model.max_position_embeddings
+        tokenizer = Tokenizer.load(files.directory)
         return cls(
             name=name,
             names=frozenset({name, DEFAULT_NAME, files.name, config.model}),
             fingerprint=files.fingerprint,
-            tokenizer=Tokenizer.load(files.directory),
+            tokenizer=tokenizer,
             template=ChatTemplate.load(files.directory),
             vocab_size=model.vocab_size,
             max_model_len=min(limit, model.max_position_embeddings),
+            longest_token=longest_token(tokenizer),
         )
+
+
+def longest_token(tokenizer: Tokenizer) -> int:
+    """No token stands for more characters than its own spelling has."""
+    return max(len(tokenizer.library.id_to_token(i) or "") for i in range(tokenizer.vocab_size))

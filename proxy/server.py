@@ -47,7 +47,7 @@ def control_address(config: ProxyConfig) -> str:
 
 
 def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Frontend:
-    registry = Registry(config.dead_after_s, model.fingerprint)
+    registry = Registry(config.dead_after_s, model.fingerprint, config.prefill_fallback)
     metrics = Metrics(registry)
     dispatcher = Dispatcher(channel, registry, least_loaded, metrics, uuid.uuid4().hex, config.max_attempts)
     return Frontend(config, model, registry, dispatcher, metrics)

@@ -48,6 +48,7 @@ def model() -> ServedModel:
         template=ChatTemplate({"default": TEMPLATE}, {}),
         vocab_size=MODEL.vocab_size,
         max_model_len=MODEL.max_model_len,
+        longest_token=5,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from common.messages import FinishReason, TokenLogprob, Tokens, WorkerError
 from proxy import attempt as attempt_module
 from proxy.attempt import Attempt, AttemptFailed, Batch
-from proxy.registry import Worker
+from proxy.worker import Worker
 from tests.proxy.scripted import WAIT_S, status_of
 
 P, D = b"p.0", b"d.0"

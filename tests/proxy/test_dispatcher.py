@@ -459,3 +459,29 @@ async def test_load_reported_by_workers_decides(system: System) -> None:
     for _ in range(5):
         assert await text_of(system) == TEXT.decode()
     assert (len(loaded.generates), len(idle.generates)) == (0, 5)
+
+
+async def test_without_fallback_requests_wait_for_no_prefill_worker(model: ServedModel) -> None:
+    async with system_of(model, ProxyConfig(prefill_fallback=False)) as system:
+        prefill, decode = await pair(system)
+        assert await text_of(system) == TEXT.decode()
+        prefill.close()
+        await until_workers(system, 1)
+        reply = await complete(system)
+        assert reply.status_code == 503
+        assert "no prefill worker" in reply.json()["error"]["message"]
+        assert decode.generates == []
+        assert (await system.client.get("/ready")).json()["missing"] == ["prefill"]
+        assert (await system.client.get("/ready")).status_code == 503
+        small = await system.worker("prefill", hands_over(decode), max_sequence_tokens=32)
+        reply = await complete(system, prompt="x" * 40)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert small.generates == []
+
+
+async def test_a_prompt_too_long_for_prefill_workers_goes_to_a_decode_worker(system: System) -> None:
+    decode = await system.worker("decode", speaks(TEXT))
+    small = await system.worker("prefill", hands_over(decode), max_sequence_tokens=32)
+    assert await text_of(system, prompt="x" * 40) == TEXT.decode()
+    assert await text_of(system, prompt="x") == TEXT.decode()
+    assert [len(generate.token_ids) for generate in small.generates] == [1]

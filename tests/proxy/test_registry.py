@@ -139,5 +139,20 @@ def test_knows_the_longest_sequence_that_fits_anywhere() -> None:
     registry = registry_of(
         status_of("decode", "d1", max_sequence_tokens=100), status_of("decode", "d2", max_sequence_tokens=300)
     )
-    assert registry.max_sequence_tokens() == 300
-    assert registry_of(status_of("decode", "d")).max_sequence_tokens() is None
+    assert registry.longest_sequence("decode") == 300
+    assert registry.longest_sequence("prefill") is None
+    assert registry_of(status_of("decode", "d")).longest_sequence("decode") is None
+
+
+def test_a_status_that_makes_no_sense_is_refused() -> None:
+    registry = registry_of(status_of("decode", "d", layout=changed_layout(block_size=0)))
+    (worker,) = registry
+    assert "block_size" in worker.reason
+    assert registry.snapshot().decode == []
+
+
+def test_a_new_session_does_not_make_up_for_failures() -> None:
+    registry = registry_of()
+    worker = registry.hear(b"d.0", status_of("decode", "d")).worker
+    worker.breaker.failed("r", 0.0)
+    assert registry.hear(b"d.1", status_of("decode", "d")).worker.breaker is worker.breaker
