@@ -182,8 +182,10 @@ def test_the_least_important_running_sequence_loses_its_blocks() -> None:
 
 
 def test_a_sequence_to_be_handed_over_never_loses_its_blocks() -> None:
-    books = Books(num_blocks=10, max_num_batched_tokens=6)
+    books = Books(num_blocks=10, max_num_batched_tokens=2)
     local = books.add(6, 1, max_tokens=30)
+    books.step()
+    books.step()
     books.step()
     handoff = books.add(24, 2, handoff=True)
     books.step()
@@ -213,6 +215,20 @@ def test_parked_blocks_are_bounded_but_one_prompt_always_fits() -> None:
         pass
     assert blocked.state is State.PARKED
     assert books.roster.load().num_parked_blocks == 1
+
+
+def test_a_prompt_to_be_handed_over_is_told_of_when_it_starts_and_once() -> None:
+    """Told of earlier, it would take a place elsewhere that those need which keep it waiting here."""
+    books = Books(max_parked_blocks=2, num_blocks=8)
+    first = books.add(5, 1, handoff=True)
+    books.step()
+    assert [output.sequence for output in books.scheduler.take_started()] == [first]
+    second = books.add(5, 2, handoff=True)
+    books.step()
+    assert not books.scheduler.take_started()
+    books.roster.release(first.key)
+    books.plan()
+    assert [output.sequence for output in books.scheduler.take_started()] == [second]
 
 
 def test_a_reservation_takes_a_slot_and_waits_behind_a_starved_sequence() -> None:
