@@ -28,7 +28,7 @@ from kv_transfer.ucx_engine import Endpoint, Engine, Operation, quiet
 
 PIECE_BYTES = 1 << 20
 GATHER_BYTES = 32 << 10  # shorter buffers are put together
-INLINE_BYTES = 32 << 10  # a payload of this size is sooner there by ZeroMQ
+INLINE_BYTES = 256 << 10  # a payload up to this size costs less by ZeroMQ
 _TAG = struct.Struct(">Q")
 _COUNT = struct.Struct(">H")  # of pieces; their sizes follow, and the header
 _HELLO = b"ucx"

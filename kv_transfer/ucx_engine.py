@@ -20,6 +20,11 @@ from kv_transfer.memory import Buffer
 
 log = logging.getLogger(__name__)
 PROGRESS_BURST = 16  # steps of progress before other tasks get their turn
+# UCX cannot always say when there will be something to do, as when the peer's queue in shared memory is full.
+# It must then be asked again: at once for a while, and less often when the peer seems to be busy with other
+# things.
+EAGER_TRIES = 100
+PAUSE_S = 0.0005
 QUIET_REPORT_S = 5.0
 CLOSE_TIMEOUT_NS = 1_000_000_000
 
@@ -42,6 +47,8 @@ class Engine:
         self._worker.init_blocking_progress_mode()
         self._operations: list[Operation] = []
         self._is_scheduled = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._num_futile = 0  # tries in a row without progress
         asyncio.get_running_loop().add_reader(self._worker.epoll_file_descriptor, self._progress)
         self.schedule()
 
@@ -73,11 +80,18 @@ class Engine:
 
     def _progress(self) -> None:
         self._is_scheduled = False
-        # Any result but False: there may be more to do, after other tasks had their turn.
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         is_idle = any(not self._worker.progress_once() for _ in range(PROGRESS_BURST))
         self._settle()
-        if not is_idle or not self._worker.arm():
+        self._num_futile = self._num_futile + 1 if is_idle else 0
+        if is_idle and self._worker.arm():
+            self._num_futile = 0  # the descriptor will tell
+        elif self._num_futile < EAGER_TRIES:
             self.schedule()
+        else:
+            self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._progress)
 
     def _settle(self) -> None:
         finished = [operation for operation in self._operations if operation.request.completed]
@@ -133,16 +147,17 @@ async def quiet(operations: Sequence[Operation]) -> None:
 
 
 def options(is_local: bool) -> dict[str, str]:
-    """What UCX is told, where the environment does not say otherwise. Between processes of one machine shared
-    memory is enough, and opens no port; for other machines UCX listens on the devices of
-    ``UCX_NET_DEVICES``."""
+    """What UCX is told. Between processes of one machine shared memory is enough, and opens no port; for
+    other machines UCX listens on the devices of ``UCX_NET_DEVICES``. ``UCX_TLS`` in the environment overrides
+    both."""
     wanted = {
-        # Without these two, endpoints that notice errors do without shared memory.
-        "POSIX_ERROR_HANDLING": "y",
-        "SYSV_ERROR_HANDLING": "y",
+        # Without this, endpoints that notice errors do without shared memory (the MM transports).
+        "MM_ERROR_HANDLING": "y",
+        # Room for 8 MiB, so that a sender need not wait for a receiver that is busy with something else.
+        "MM_FIFO_SIZE": "1024",
         # A send ends when the receiver has the data and not before, so nothing is lost by closing after it.
         "RNDV_THRESH": "0",
     }
-    if is_local:
+    if is_local and "UCX_TLS" not in os.environ:
         wanted["TLS"] = "^tcp"
-    return {name: value for name, value in wanted.items() if f"UCX_{name}" not in os.environ}
+    return wanted

@@ -146,7 +146,7 @@ async def read_many(connection: Connection, count: int) -> list[tuple[bytes, byt
     return [await read(connection) for _ in range(count)]
 
 
-@pytest.mark.parametrize("size", [1, 5_000, 3_000_000])
+@pytest.mark.parametrize("size", [1, 5_000, 300_000, 3_000_000])
 async def test_a_payload_that_nobody_wants_is_skipped(address: str, size: int) -> None:
     async with pair(address) as (client, server):
         for header, payload in ((b"unwanted", bytes(size)), (b"wanted", b"data")):
@@ -201,7 +201,7 @@ async def test_connections_do_not_mix(address: str) -> None:
     await listener.close()
 
 
-@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("size", [10, 100_000, 300_000])
 async def test_a_peer_that_does_not_read_holds_the_sender_back_and_loses_nothing(
     address: str, size: int
 ) -> None:
@@ -257,7 +257,7 @@ async def read_for_ever(connection: Connection) -> None:
 
 async def send_for_ever(connection: Connection) -> None:
     while True:
-        await connection.send(b"more", [bytes(50_000)])
+        await connection.send(b"more", [bytes(300_000)])
 
 
 @pytest.mark.parametrize("closed_by_listener", [True, False])

@@ -42,7 +42,7 @@ async def test_ucx_without_its_package_is_refused_by_name(monkeypatch: pytest.Mo
     for name in ("ucx", "ucx_engine"):
         monkeypatch.delitem(sys.modules, f"kv_transfer.{name}", raising=False)
         monkeypatch.delattr(kv_transfer, name, raising=False)
-    monkeypatch.setitem(sys.modules, "ucxx", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "ucxx._lib", None)  # importing it fails
     with pytest.raises(AddressError, match="needs the package ucxx"):
         await transport.connect("ucx://127.0.0.1:7001", 1.0)
 

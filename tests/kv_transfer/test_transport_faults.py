@@ -65,7 +65,7 @@ async def connected(
 
 async def send_for_ever(connection: Connection) -> None:
     while True:
-        await connection.send(b"more", [bytes(200_000)])
+        await connection.send(b"more", [bytes(400_000)])
 
 
 async def receive_for_ever(connection: Connection) -> None:
@@ -135,7 +135,7 @@ async def test_a_stall_of_our_own_loop_is_not_taken_for_silence(address: str) ->
 
 async def test_memory_stays_bounded_when_the_peer_does_not_read(address: str) -> None:
     async with asyncio.timeout(TIMEOUT_S), connected("listen", address) as (connection, process):
-        payload = bytes(200_000)
+        payload = bytes(400_000)
         for _ in range(20):  # what a connection needs anyway
             await connection.send(b"echo", [payload])
             await connection.receive()
@@ -174,8 +174,8 @@ async def test_a_stranger_neither_harms_nor_blocks_a_listener(address: str, nois
         for _, writer in strangers:
             writer.write(noise)
         connection = await transport.connect(bound, TIMEOUT_S)
-        await connection.send(b"friend", [bytes(100_000)])
-        assert await connection.receive() == (b"friend", 100_000)
+        await connection.send(b"friend", [bytes(400_000)])
+        assert await connection.receive() == (b"friend", 400_000)
         assert process.returncode is None
         assert resident_bytes(process.pid) - before < 64 << 20
         for _, writer in strangers:
