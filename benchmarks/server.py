@@ -1,0 +1,109 @@
+"""A system under test, started as a user starts it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+START_TIMEOUT_S = 300.0
+REQUEST_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    ttft_s: float  # until the first token, as the client sees it
+    total_s: float
+    token_ids: list[int]
+    timings: dict[str, float]  # the server's own split
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+
+    def complete(self, prompt: list[int], max_tokens: int) -> Reply:
+        """Stream a greedy completion of token ids that does not end early."""
+        body = {
+            "model": "default",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+            "timings": True,
+        }
+        started = time.perf_counter()
+        ttft_s = 0.0
+        token_ids: list[int] = []
+        timings: dict[str, float] = {}
+        with httpx.stream(
+            "POST", f"{self.url}/v1/completions", json=body, timeout=REQUEST_TIMEOUT_S
+        ) as response:
+            response.raise_for_status()
+            for chunk in events(response):
+                choice = chunk["choices"][0] if chunk["choices"] else {}
+                if choice.get("token_ids") and not token_ids:
+                    ttft_s = time.perf_counter() - started
+                token_ids += choice.get("token_ids") or []
+                timings |= choice.get("timings") or {}
+        return Reply(ttft_s, time.perf_counter() - started, token_ids, timings)
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The chunks of an event stream."""
+    for line in response.iter_lines():
+        data = line.removeprefix("data: ")
+        if line.startswith("data: ") and data != "[DONE]":
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise ConnectionError(chunk["error"]["message"])
+            yield chunk
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Server]:
+    """``baton serve`` with ``options``, ready; ended afterwards."""
+    port = free_port()
+    command = [sys.executable, "-m", "control_plane", "serve", "--port", str(port), *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ.copy()
+    )
+    server = Server(f"http://127.0.0.1:{port}")
+    try:
+        wait_ready(server, process)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def wait_ready(server: Server, process: "subprocess.Popen[bytes]") -> None:
+    until = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"baton serve ended with exit code {process.returncode}")
+        try:
+            if httpx.get(f"{server.url}/ready", timeout=5.0).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise TimeoutError(f"baton serve was not ready within {START_TIMEOUT_S:g} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
