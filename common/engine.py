@@ -25,6 +25,7 @@ from common import timings
 from common.batch import build
 from common.cache import Cache
 from common.config import EngineConfig
+from common.grammar import GrammarError, Grammars
 from common.messages import Load, ModelInfo, Refusal, WorkerError
 from common.pool import BlockPool, CacheEvents
 from common.roster import Reservation, Roster
@@ -64,11 +65,14 @@ class Engine:
         config: EngineConfig,
         eos_token_ids: Collection[int],
         max_parked_blocks: int | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
+        """Without ``grammars``, sequences that must follow one are refused."""
         self.cache = cache
         self.layout = cache.layout
         self.model = model
         self._language_model = language_model
+        self._grammars = grammars
         self._checks = config.check_invariants
         self._eos_token_ids = frozenset(eos_token_ids)
         self._pool = BlockPool(cache.num_blocks, config.enable_prefix_caching)
@@ -138,7 +142,7 @@ class Engine:
                     return works, self._scheduler.take_started()
                 self._changed.wait(min(LONGEST_SLEEP_S, self._roster.seconds_to_deadline(now)))
 
-    def _compute(self, works: list[Work]) -> list[Sampled | None] | None:
+    def _compute(self, works: list[Work]) -> list[Sampled | WorkerError] | None:
         """None when it went wrong."""
         if not works:
             return []
@@ -149,7 +153,7 @@ class Engine:
             logger.exception("a step with %d sequences failed", len(works))
             return None
 
-    def _forward(self, works: list[Work]) -> list[Sampled | None]:
+    def _forward(self, works: list[Work]) -> list[Sampled | WorkerError]:
         batch = build(works, self.layout.block_size, self.cache.device)
         hidden = self._language_model.forward(batch.token_ids, batch.attention, self.cache.layers)
         sampling = [work.sequence for work in works if work.samples]
@@ -176,8 +180,7 @@ class Engine:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ``Refusal`` when it is invalid, can never fit, or the queue is full."""
-        check_sequence(sequence, self.model.vocab_size)
-        self._roster.hash(sequence)
+        self._examine(sequence)
         sequence.marks[timings.QUEUED] = time.monotonic()
         with self._changed:
             self._refuse_when_stopping()
@@ -261,13 +264,24 @@ class Engine:
     def adopt(self, reservation: Reservation, sequence: Sequence) -> None:
         """Run a sequence whose first tokens have landed. Raises ``Refusal``, the reservation still to be
         cancelled."""
-        check_sequence(sequence, self.model.vocab_size)
-        self._roster.hash(sequence)
+        self._examine(sequence)
         sequence.marks[timings.ADOPTED] = time.monotonic()
         with self._changed:
             self._refuse_when_stopping()
             self._roster.adopt(reservation, sequence)
             self._changed.notify_all()
+
+    def _examine(self, sequence: Sequence) -> None:
+        """What takes time and needs no lock. Raises ``Refusal``."""
+        check_sequence(sequence, self.model.vocab_size)
+        self._roster.hash(sequence)
+        if sequence.sampling.grammar:
+            if self._grammars is None:
+                raise Refusal("invalid", "grammars are not supported by this worker")
+            try:
+                sequence.automaton = self._grammars.compile(sequence.sampling.grammar)
+            except GrammarError as error:
+                raise Refusal("invalid", f"grammar: {error}") from error
 
     def _refuse_when_stopping(self) -> None:
         if self._stopping:

@@ -51,6 +51,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     seed: int = 0  # always set (the proxy draws one), so that a retry draws the same tokens
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: str = ""  # that the output must follow, as common/grammar.py takes it; empty: none
     num_logprobs: int | None = None  # alternatives per token; 0: only the chosen token; None: none at all
 
 

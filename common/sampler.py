@@ -4,7 +4,8 @@ A pure function of the logits, the sampling parameters and the tokens so far: ra
 (Salmon et al., 2011) keyed by (seed, position), so that a sequence continued on another worker, or computed
 again, draws the same. Each row is treated alone and gives the same result in any company.
 
-Order of operations, as in vLLM: penalties, logit bias, ``min_tokens``, temperature, min-p, top-k, top-p.
+Order of operations, as in vLLM: penalties, logit bias, ``min_tokens``, grammar, temperature, min-p, top-k,
+top-p.
 Log-probabilities are those of the model, before all that.
 """
 
@@ -15,25 +16,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.messages import Sampling, TokenLogprob
+from common.grammar import Automaton, GrammarError
+from common.messages import Sampling, TokenLogprob, WorkerError
 from common.scheduler import Sampled
 from common.sequence import Sequence
 
 GREEDY_BELOW = 1e-5  # temperatures that leave nothing to chance
 NUCLEUS_GUESS = 256  # candidates that usually hold the top-p mass; sorting all costs twenty times as much
+NOT_FINITE = WorkerError("internal", "the model's output is not finite")
 
 
 def sample(
     logits: Tensor, sequences: Iterable[Sequence], eos_token_ids: Collection[int]
-) -> list[Sampled | None]:
-    """One result per row of ``logits`` [S, V] float32; None where the row is not finite. Does not change
-    ``logits``."""
+) -> list[Sampled | WorkerError]:
+    """One result per row of ``logits`` [S, V] float32, an error where the row is not finite or its grammar
+    cannot go on. Does not change ``logits``."""
     best = _best(logits)  # not a number counts as best
     values, token_ids = logits.gather(1, best[:, None]).flatten().tolist(), best.tolist()
-    results: list[Sampled | None] = []
+    results: list[Sampled | WorkerError] = []
     for row, sequence, value, token_id in zip(logits, sequences, values, token_ids, strict=True):
         if not math.isfinite(value):
-            results.append(None)
+            results.append(NOT_FINITE)
         elif _takes_best(sequence):
             results.append(Sampled(token_id))
         else:
@@ -58,18 +61,22 @@ def _takes_best(sequence: Sequence) -> bool:
 def _changes_logits(sequence: Sequence) -> bool:
     sampling = sequence.sampling
     too_short = sequence.num_output_tokens < sampling.min_tokens
-    return too_short or bool(sampling.logit_bias) or _has_penalties(sampling)
+    is_bound = sequence.automaton is not None
+    return too_short or is_bound or bool(sampling.logit_bias) or _has_penalties(sampling)
 
 
 def _has_penalties(sampling: Sampling) -> bool:
     return bool(sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty)
 
 
-def _sample_row(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> Sampled | None:
+def _sample_row(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> Sampled | WorkerError:
     sampling = sequence.sampling
-    adjusted = _adjust(row, sequence, eos_token_ids)
+    try:
+        adjusted = _adjust(row, sequence, eos_token_ids)
+    except GrammarError as error:
+        return WorkerError("invalid", str(error))
     if adjusted is not row and not math.isfinite(adjusted.max()):
-        return None
+        return NOT_FINITE
     if sampling.temperature < GREEDY_BELOW:
         token_id = int(_best(adjusted))
     else:
@@ -89,9 +96,20 @@ def _adjust(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> 
         _penalize(row, sequence)
     if sampling.logit_bias:
         row[list(sampling.logit_bias)] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
-    if sequence.num_output_tokens < sampling.min_tokens:
+    automaton = sequence.automaton
+    if automaton is not None:
+        automaton.read(sequence.token_ids[sequence.num_prompt_tokens :])
+    if sequence.num_output_tokens < sampling.min_tokens and not (automaton and automaton.is_complete):
         row[[*eos_token_ids, *sampling.stop_token_ids]] = -math.inf
+    if automaton is not None:
+        row.masked_fill_(_forbidden(automaton, row), -math.inf)
     return row
+
+
+def _forbidden(automaton: Automaton, row: Tensor) -> Tensor:
+    """Whether each token [V] is one that cannot come next."""
+    bits = np.unpackbits(np.frombuffer(automaton.mask(), dtype=np.uint8), count=len(row), bitorder="little")
+    return torch.from_numpy(bits == 0).to(row.device)
 
 
 def _penalize(row: Tensor, sequence: Sequence) -> None:

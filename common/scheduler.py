@@ -72,9 +72,9 @@ class Scheduler:
             work.sequence.marks.setdefault(timings.SCHEDULED, now)
         return works
 
-    def record(self, works: list[Work], sampled: list[Sampled | None]) -> list[StepOutput]:
-        """Take in the results of a step: one of ``sampled`` for every work that samples, None where the
-        model's output was not finite. Returns what happened to each sequence, ends outside steps included."""
+    def record(self, works: list[Work], sampled: list[Sampled | WorkerError]) -> list[StepOutput]:
+        """Take in the results of a step: one of ``sampled`` for every work that samples, an error where no
+        token could be. Returns what happened to each sequence, ends outside steps included."""
         self.counters.num_steps += bool(works)
         results = iter(sampled)
         outputs = []
@@ -186,14 +186,14 @@ class Scheduler:
             known = self._computing.get(block_hash, sequence.priority)
             self._computing[block_hash] = min(known, sequence.priority)
 
-    def _advance(self, work: Work, result: Sampled | None) -> list[StepOutput]:
+    def _advance(self, work: Work, result: Sampled | WorkerError | None) -> list[StepOutput]:
         sequence = work.sequence
         sequence.num_computed += work.num_tokens
         self._roster.commit(sequence)
-        if result is not None:
+        if isinstance(result, Sampled):
             return [self._append(sequence, result)]
-        if work.samples:
-            self._roster.end(sequence, "error", WorkerError("internal", "the model's output is not finite"))
+        if result is not None:
+            self._roster.end(sequence, "error", result)
         # A sender passes on what is computed so far; nobody else needs to know.
         return [StepOutput(sequence)] if sequence.handoff and not work.samples else []
 

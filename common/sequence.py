@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from common.grammar import Automaton
 from common.messages import FinishReason, Generate, Sampling, TokenLogprob, WorkerError
 
 
@@ -47,6 +48,7 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks known so far
     num_committed: int = 0  # leading blocks that the pool knows by hash
+    automaton: Automaton | None = None  # of the grammar that the output follows
     num_users: int = 0  # steps and senders that use the blocks right now
     marks: dict[str, float] = field(default_factory=dict)  # time.monotonic() by name, see common/timings.py
 

@@ -14,10 +14,12 @@ from common import cores, logs, model_source, options, weights
 from common.cache import Cache, choose_num_blocks, make_layout
 from common.config import ConfigError, EngineConfig, TransferConfig, WorkerConfig
 from common.engine import Engine
+from common.grammar import Grammars
 from common.messages import ModelInfo, Role
 from common.model import Model
 from common.model_config import ModelConfig, ModelError
 from common.service import Service
+from common.tokenizer import Tokenizer
 from kernels import select
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,9 @@ def build_engine(setup: Setup) -> Engine:
     config = setup.engine
     files = model_source.resolve(config.model)
     model_config = ModelConfig.load(files.directory)
+    tokenizer = Tokenizer.load(files.directory)
+    grammars = Grammars.of(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
+    grammars.prepare()  # while the weights are read
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model_config, device)
     loaded = weights.load(files, model_config, getattr(torch, dtype), device)
@@ -80,7 +85,7 @@ def build_engine(setup: Setup) -> Engine:
     served = config.served_model_name or files.name
     info = ModelInfo(served, files.fingerprint, model_config.vocab_size, max_model_len)
     parked = max(1, int(cache.num_blocks * setup.transfer.max_parked_fraction))
-    engine = Engine(model, cache, info, config, model_config.eos_token_ids, parked)
+    engine = Engine(model, cache, info, config, model_config.eos_token_ids, parked, grammars)
     logger.info(
         "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
         setup.name, served, dtype, device, cache.num_blocks, config.block_size,

@@ -18,6 +18,8 @@ def finish_reason(
             return "stop"
         if token_id in eos_token_ids and not sampling.ignore_eos:
             return "stop"
+    if sequence.automaton is not None and token_id in eos_token_ids:
+        return "stop"  # nothing else can follow
     if sequence.num_output_tokens >= sampling.max_tokens or len(sequence.token_ids) >= max_sequence_tokens:
         return "length"
     return None

@@ -130,6 +130,7 @@ def hand_over(source: Engine, target: Engine, sequence: Sequence) -> Sequence:
     successor = make_sequence(
         sequence.key.request_id, sequence.token_ids, num_prompt_tokens=sequence.num_prompt_tokens
     )
+    successor.sampling = sequence.sampling
     target.adopt(reservation, successor)
     return successor
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.sampler import sample, uniform
+from common.sampler import NOT_FINITE, sample, uniform
+from common.scheduler import Sampled
 from common.sequence import Sequence
 from tests.common.toy import make_sequence
 
@@ -21,7 +22,7 @@ def logits_of(*values: float) -> Tensor:
 
 def sample_one(logits: Tensor, output: list[int] | None = None, **sampling: Any) -> int:
     result = sample(logits, [make(output, **sampling)], [EOS])[0]
-    assert result is not None
+    assert isinstance(result, Sampled)
     return result.token_id
 
 
@@ -176,7 +177,7 @@ def test_logprobs_are_the_models_own() -> None:
     probabilities = (0.5, 0.3, 0.2)
     sequence = make(temperature=0.5, logit_bias={0: -100.0, 1: -100.0}, num_logprobs=2)
     (result,) = sample(logits_of(*map(math.log, probabilities)), [sequence], [EOS])
-    assert result is not None
+    assert isinstance(result, Sampled)
     assert result.token_id == 2
     assert result.logprob is not None
     assert result.logprob.token_id == 2
@@ -188,7 +189,7 @@ def test_logprobs_are_the_models_own() -> None:
 @pytest.mark.parametrize(("num_logprobs", "num_top"), [(0, 0), (1, 1), (99, 3)])
 def test_as_many_alternatives_as_asked_for_and_there_are(num_logprobs: int, num_top: int) -> None:
     (result,) = sample(logits_of(1.0, 2.0, 3.0), [make(num_logprobs=num_logprobs)], [EOS])
-    assert result is not None
+    assert isinstance(result, Sampled)
     assert result.logprob is not None
     assert len(result.logprob.top) == num_top
 
@@ -225,10 +226,12 @@ def test_a_row_that_is_not_finite_gives_nothing(value: float, temperature: float
     logits = torch.randn(3, 50)
     logits[1, 20] = value
     results = sample(logits, [make(temperature=temperature) for _ in range(3)], [EOS])
-    assert [result is None for result in results] == [False, True, False]
+    assert [result == NOT_FINITE for result in results] == [False, True, False]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_is_chosen_where_every_token_is_forbidden(temperature: float) -> None:
     logits = logits_of(-math.inf, 2.0, -math.inf)
-    assert sample(logits, [make(temperature=temperature, min_tokens=1, stop_token_ids=(1,))], []) == [None]
+    assert sample(logits, [make(temperature=temperature, min_tokens=1, stop_token_ids=(1,))], []) == [
+        NOT_FINITE
+    ]

@@ -14,6 +14,7 @@ from torch import Tensor
 from common.cache import Cache, choose_num_blocks, make_layout
 from common.config import EngineConfig
 from common.engine import Engine
+from common.grammar import Grammars
 from common.messages import ModelInfo, Sampling
 from common.sequence import Sequence, SequenceKey, StepOutput
 from kernels import AttentionBatch
@@ -68,6 +69,7 @@ def make_engine(
     model: Any = None,
     max_parked_blocks: int | None = None,
     max_model_len: int = MAX_MODEL_LEN,
+    grammars: Grammars | None = None,
     **changes: Any,
 ) -> Engine:
     config = make_config(**changes)
@@ -75,7 +77,7 @@ def make_engine(
     layout = make_layout("toy", "float32", NUM_LAYERS, NUM_HEADS, HEAD_DIM, config.block_size)
     cache = Cache(layout, choose_num_blocks(config, layout, max_model_len, device), device)
     card = ModelInfo("toy", "toy", VOCAB_SIZE, max_model_len)
-    return Engine(model or ToyModel(), cache, card, config, [EOS], max_parked_blocks)
+    return Engine(model or ToyModel(), cache, card, config, [EOS], max_parked_blocks, grammars)
 
 
 def make_sequence(
