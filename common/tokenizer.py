@@ -57,7 +57,7 @@ class Tokenizer:
         one. ``ValueError`` for text that is not valid Unicode."""
         try:
             ids: list[int] = self.library.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, TypeError):  # the library calls such a text no text
             raise ValueError("the text holds half of a surrogate pair, which is no character") from None
         doubled = add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2
         return ids[1:] if doubled else ids
