@@ -56,28 +56,29 @@ def set_num_threads(count: int) -> int:
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None, kind: torch.dtype | None = None) -> LinearWeight:
-    """``weight`` [O, I], kept in its own type or as ``torch.int8`` with one scale per output."""
+    """``weight`` [O, I], kept in its own type or as ``torch.int8``: one scale for every 32 inputs of an output."""
     num_outputs, num_inputs = weight.shape
     kind = kind or weight.dtype
+    assert kind in (weight.dtype, torch.int8)
     weight = weight.contiguous()
-    padded = round_up(num_outputs, PANEL_OUTPUTS)
-    padded_inputs = round_up(num_inputs, {torch.int8: 64, torch.bfloat16: 32}.get(kind, 1))
-    data = aligned(padded * padded_inputs * kind.itemsize)
-    scales, sums = torch.zeros(padded), torch.zeros(padded, dtype=torch.int32)
+    data = aligned(round_up(num_outputs, PANEL_OUTPUTS) * bytes_per_output(num_inputs, kind))
     load().baton_pack(
-        weight.data_ptr(), DTYPES[weight.dtype], num_outputs, num_inputs, KINDS[kind],
-        data.data_ptr(), scales.data_ptr(), sums.data_ptr(),
-    )  # fmt: skip
+        weight.data_ptr(), DTYPES[weight.dtype], num_outputs, num_inputs, KINDS[kind], data.data_ptr()
+    )
     wide_bias = None
     if bias is not None:
-        wide_bias = torch.zeros(padded)
+        wide_bias = torch.zeros(round_up(num_outputs, PANEL_OUTPUTS))
         wide_bias[:num_outputs] = bias
-    fields = Weight(
-        data.data_ptr(), scales.data_ptr(), sums.data_ptr(), wide_bias.data_ptr() if wide_bias is not None else None,
-        num_inputs, num_outputs, KINDS[kind],
-    )  # fmt: skip
+    place = wide_bias.data_ptr() if wide_bias is not None else None
+    fields = Weight(data.data_ptr(), place, num_inputs, num_outputs, KINDS[kind])
     header = torch.frombuffer(bytearray(fields), dtype=torch.uint8)
-    return LinearWeight((header, data, scales, sums), wide_bias, num_inputs, num_outputs)
+    return LinearWeight((header, data), wide_bias, num_inputs, num_outputs)
+
+
+def bytes_per_output(num_inputs: int, kind: torch.dtype) -> int:
+    if kind == torch.int8:
+        return round_up(num_inputs, 64) // 64 * (64 + 4)  # two scales in half precision for every 64
+    return round_up(num_inputs, 32 if kind == torch.bfloat16 else 1) * kind.itemsize
 
 
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
@@ -97,7 +98,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     width = x.shape[-1]
     out = torch.empty_like(x)
     load().baton_rms_norm(
-        x.data_ptr(), None, weight.data_ptr(), DTYPES[x.dtype], eps, x.numel() // width, width, out.data_ptr(), None
+        x.data_ptr(),
+        None,
+        weight.data_ptr(),
+        DTYPES[x.dtype],
+        eps,
+        x.numel() // width,
+        width,
+        out.data_ptr(),
+        None,
     )
     return out
 

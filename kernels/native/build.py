@@ -82,7 +82,11 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
 
 def cache_directory() -> Path:
     chosen = os.environ.get("BATON_CACHE_DIR")
-    parent = Path(chosen).expanduser() if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "baton"
+    parent = (
+        Path(chosen).expanduser()
+        if chosen
+        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "baton"
+    )
     return parent.expanduser() / "native"
 
 
@@ -130,7 +134,9 @@ def run(command: list[str]) -> str | None:
     if done.returncode == 0:
         return None
     lines = done.stderr.strip().splitlines()
-    return next((line for line in lines if "error" in line), lines[0] if lines else f"exit code {done.returncode}")
+    return next(
+        (line for line in lines if "error" in line), lines[0] if lines else f"exit code {done.returncode}"
+    )
 
 
 if __name__ == "__main__":

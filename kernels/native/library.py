@@ -18,8 +18,6 @@ ISA_VARIABLE = "BATON_NATIVE_ISA"
 class Weight(Structure):
     _fields_ = [
         ("data", c_void_p),
-        ("scales", c_void_p),
-        ("sums", c_void_p),
         ("bias", c_void_p),
         ("num_inputs", c_int64),
         ("num_outputs", c_int64),
@@ -56,7 +54,7 @@ P, L, I = c_void_p, c_int64, c_int  # noqa: E741 (a table reads better with one 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "baton_select": (c_char_p, [c_char_p]),
     "baton_set_num_threads": (L, [L]),
-    "baton_pack": (None, [P, I, L, L, I, P, P, P]),
+    "baton_pack": (None, [P, I, L, L, I, P]),
     "baton_linear": (None, [P, I, L, P, P, I]),
     "baton_attention": (None, [POINTER(Attention)]),
     "baton_rms_norm": (None, [P, P, P, I, c_float, L, L, P, P]),

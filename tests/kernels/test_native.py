@@ -20,7 +20,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 INT8_TOLERANCE = 4e-2
 relaxed = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 
 
@@ -61,7 +64,9 @@ def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return a.dtype == b.dtype and torch.equal(
+        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
+    )
 
 
 # ---- linear ----
@@ -160,7 +165,10 @@ def test_norms_agree(isa: str, rows: int, width: int, dtype: torch.dtype, seed: 
 
 @relaxed
 @given(
-    rows=st.integers(1, 40), width=st.integers(1, 100), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 1000)
+    rows=st.integers(1, 40),
+    width=st.integers(1, 100),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
 )
 def test_silu_mul_agrees(isa: str, rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
     x = random(torch.Generator().manual_seed(seed), rows, 2 * width, dtype=dtype) * 4
@@ -262,7 +270,10 @@ class Context:
 
     def slots(self, s: int, n: int) -> Tensor:
         positions = torch.arange(n)
-        return self.tables[s].long()[positions // self.block_size] * self.block_size + positions % self.block_size
+        return (
+            self.tables[s].long()[positions // self.block_size] * self.block_size
+            + positions % self.block_size
+        )
 
     def batch(self, parts: list[tuple[int, int, int]]) -> tuple[Tensor, AttentionBatch]:
         """Queries and batch of ``parts``: (sequence, first position, number of positions)."""

@@ -1,7 +1,8 @@
-/* Matrix products in AMX tiles: bf16 and int8 weights.
+/* Matrix products in AMX tiles: bf16 activations by bf16 or int8 weights.
  *
- * A tile product sums 32 inputs (bf16) or 64 (int8) for each output in an order that the processor fixes, whatever the
- * number of rows in the tile: a row's result is the same bits in every batch here too. */
+ * A tile product sums 32 inputs for each output in an order that the processor fixes, whatever the number of rows in the
+ * tile: a row's result is the same bits in every batch here too. int8 weights are scaled and rounded to bf16 on their
+ * way from memory, which loses less than rounding activations to bytes would, and costs nothing next to the memory. */
 
 struct tile_config {
     uint8_t palette, start_row, reserved[14];
@@ -22,141 +23,187 @@ static void configure_tiles(int upper, int lower)
     _tile_loadconfig(&config);
 }
 
-/* One row block of at most 16 rows by four panels: tiles 0-3 all take `rows` rows. */
-static void configure_few_tiles(int rows)
-{
-    configure_tiles(rows, rows);
-}
+enum { TILE_BYTES = 1024, TILE_INPUTS = 32, FEW_STEPS = 2 };
 
 struct tiled {
     const struct linear_job *job;
-    const char *x;       /* [num_rows, x_stride bytes], inputs padded with zeros */
+    const char *x;     /* [num_rows, x_stride bytes], inputs padded with zeros */
     int64_t x_stride;
-    int64_t steps;       /* tiles along the inputs */
-    size_t bytes;        /* of a panel */
+    int64_t steps;     /* tiles along the inputs */
+    size_t bytes;      /* of a panel */
 };
 
-INLINE void store_tile_rows(const struct linear_job *job, const int32_t *sums, int64_t row, int rows, int64_t panel)
+/* Where weights are read from: the panels themselves, or a place that they were unpacked to. */
+struct panels {
+    const char *data;
+    size_t stride; /* bytes from panel to panel */
+};
+
+/* ---- int8 to bf16 ---- */
+
+/* Tiles `first` to `first + count` of one panel; both even. */
+INLINE void unpack_tiles(const char *panel, int64_t first, int64_t count, char *to)
 {
-    const struct weight *weight = job->weight;
-    int64_t output = panel * PANEL;
-    if (output >= weight->num_outputs)
-        return;
-    for (int r = 0; r < rows; r++) {
-        vf value = _mm512_castsi512_ps(_mm512_loadu_si512(sums + 16 * r));
-        if (weight->kind == KIND_INT8) {
-            value = vmul(_mm512_cvtepi32_ps(_mm512_castps_si512(value)), vload(weight->scales + output));
-            value = vmul(value, vset(job->row_scales[row + r]));
+    const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (int64_t s = first; s < first + count; s++, to += TILE_BYTES) {
+        const char *span = panel + s / 2 * SPAN_BYTES, *whole = span + 4 * PANEL + s % 2 * GROUP * PANEL;
+        vf scales = vload_f16((const uint16_t *)span + s % 2 * PANEL);
+        vf first_half = _mm512_permutexvar_ps(low, scales), second_half = _mm512_permutexvar_ps(high, scales);
+        _mm_prefetch(whole + 4 * SPAN_BYTES, _MM_HINT_T0);
+        UNROLL for (int row = 0; row < 16; row++) {
+            __m512i a = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(whole + row * 32)));
+            __m512i b = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(whole + row * 32 + 16)));
+            vf x = vmul(_mm512_cvtepi32_ps(a), first_half), y = vmul(_mm512_cvtepi32_ps(b), second_half);
+            _mm512_store_si512(to + row * 64, (__m512i)_mm512_cvtne2ps_pbh(y, x));
         }
-        store_outputs(job, row + r, output, value);
     }
 }
 
-#define STORE_TILE(tile, row, rows, panel)                                    \
-    do {                                                                      \
-        int32_t sums[256] __attribute__((aligned(64)));                       \
-        _tile_stored(tile, sums, 64);                                         \
-        store_tile_rows(t->job, sums, row, rows, panel);                      \
-    } while (0)
-
-/* The products of 32 rows by 2 panels, and of up to 16 rows by 4 panels. Macros: tile numbers must be literals. */
-#define BLOCK_2X2(name, product)                                                                        \
-    static void name(const struct tiled *t, int64_t row, int lower, int64_t panel)                      \
-    {                                                                                                   \
-        const char *x = t->x + row * t->x_stride, *below = x + 16 * t->x_stride;                        \
-        const char *w = (const char *)t->job->weight->data + (size_t)panel * t->bytes;                  \
-        _tile_zero(0);                                                                                  \
-        _tile_zero(1);                                                                                  \
-        _tile_zero(2);                                                                                  \
-        _tile_zero(3);                                                                                  \
-        for (int64_t s = 0; s < t->steps; s++) {                                                        \
-            _tile_loadd(6, w + s * 1024, 64);                                                           \
-            _tile_loadd(4, x + s * 64, t->x_stride);                                                    \
-            product(0, 4, 6);                                                                           \
-            _tile_loadd(7, w + t->bytes + s * 1024, 64);                                                \
-            product(1, 4, 7);                                                                           \
-            _tile_loadd(5, below + s * 64, t->x_stride);                                                \
-            product(2, 5, 6);                                                                           \
-            product(3, 5, 7);                                                                           \
-        }                                                                                               \
-        STORE_TILE(0, row, 16, panel);                                                                  \
-        STORE_TILE(1, row, 16, panel + 1);                                                              \
-        STORE_TILE(2, row + 16, lower, panel);                                                          \
-        STORE_TILE(3, row + 16, lower, panel + 1);                                                      \
-    }
-
-#define BLOCK_1X4(name, product)                                                                        \
-    static void name(const struct tiled *t, int64_t row, int rows, int64_t panel)                       \
-    {                                                                                                   \
-        const char *x = t->x + row * t->x_stride;                                                       \
-        const char *w = (const char *)t->job->weight->data + (size_t)panel * t->bytes;                  \
-        _tile_zero(0);                                                                                  \
-        _tile_zero(1);                                                                                  \
-        _tile_zero(2);                                                                                  \
-        _tile_zero(3);                                                                                  \
-        for (int64_t s = 0; s < t->steps; s++) {                                                        \
-            _tile_loadd(4, x + s * 64, t->x_stride);                                                    \
-            _tile_loadd(6, w + s * 1024, 64);                                                           \
-            product(0, 4, 6);                                                                           \
-            _tile_loadd(7, w + t->bytes + s * 1024, 64);                                                \
-            product(1, 4, 7);                                                                           \
-            _tile_loadd(6, w + 2 * t->bytes + s * 1024, 64);                                            \
-            product(2, 4, 6);                                                                           \
-            _tile_loadd(7, w + 3 * t->bytes + s * 1024, 64);                                            \
-            product(3, 4, 7);                                                                           \
-        }                                                                                               \
-        STORE_TILE(0, row, rows, panel);                                                                \
-        STORE_TILE(1, row, rows, panel + 1);                                                            \
-        STORE_TILE(2, row, rows, panel + 2);                                                            \
-        STORE_TILE(3, row, rows, panel + 3);                                                            \
-    }
-
-BLOCK_2X2(tile_2x2_bf16, _tile_dpbf16ps)
-BLOCK_2X2(tile_2x2_int8, _tile_dpbssd)
-BLOCK_1X4(tile_1x4_bf16, _tile_dpbf16ps)
-BLOCK_1X4(tile_1x4_int8, _tile_dpbssd)
-
-static void tile_few_rows(const struct tiled *t, int64_t row, int rows, int64_t panel, int64_t end)
+static struct panels unpacked_panels(const struct tiled *t, int64_t panel, int64_t count)
 {
-    configure_few_tiles(rows);
-    for (; panel < end; panel += PANEL_GROUP)
-        if (t->job->weight->kind == KIND_INT8)
-            tile_1x4_int8(t, row, rows, panel);
-        else
-            tile_1x4_bf16(t, row, rows, panel);
+    const char *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
+    if (t->job->weight->kind != KIND_INT8)
+        return (struct panels){data, t->bytes};
+    size_t stride = (size_t)t->steps * TILE_BYTES;
+    char *to = scratch(SCRATCH_TILE, (size_t)count * stride);
+    for (int64_t p = 0; p < count; p++)
+        unpack_tiles(data + (size_t)p * t->bytes, 0, t->steps, to + (size_t)p * stride);
+    return (struct panels){to, stride};
 }
 
-static void tile_many_rows(const struct tiled *t, int64_t row, int lower, int64_t panel)
+/* ---- results ---- */
+
+struct results {
+    float upper[2][256] __attribute__((aligned(64))); /* of two panels side by side */
+    float lower[2][256] __attribute__((aligned(64)));
+};
+
+INLINE void store_pair(const struct linear_job *job, const float sums[2][256], int64_t row, int rows, int64_t panel)
 {
-    if (t->job->weight->kind == KIND_INT8)
-        tile_2x2_int8(t, row, lower, panel);
-    else
-        tile_2x2_bf16(t, row, lower, panel);
+    int64_t output = panel * PANEL;
+    const float *bias = job->weight->bias;
+    if (output + 2 * PANEL > job->weight->num_outputs || job->out.dtype == F16) {
+        for (int r = 0; r < rows; r++) {
+            store_outputs(job, row + r, output, vload(sums[0] + r * 16));
+            store_outputs(job, row + r, output + PANEL, vload(sums[1] + r * 16));
+        }
+        return;
+    }
+    vf b0 = bias ? vload(bias + output) : vset(0), b1 = bias ? vload(bias + output + PANEL) : vset(0);
+    for (int r = 0; r < rows; r++) {
+        vf x = vadd(vload(sums[0] + r * 16), b0), y = vadd(vload(sums[1] + r * 16), b1);
+        if (job->out.dtype == BF16) {
+            uint16_t *to = (uint16_t *)job->out.data + (row + r) * job->out.stride + output;
+            _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+        } else {
+            float *to = (float *)job->out.data + (row + r) * job->out.stride + output;
+            vstore(to, x);
+            vstore(to + PANEL, y);
+        }
+    }
+}
+
+static void zero_results(void)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+/* ---- blocks ---- */
+
+/* 16 + `lower` rows by two panels */
+static void multiply_many(const struct tiled *t, int64_t row, int lower, struct panels w, int64_t panel)
+{
+    const char *x = t->x + row * t->x_stride, *below = x + 16 * t->x_stride;
+    struct results results;
+    zero_results();
+    for (int64_t s = 0; s < t->steps; s++) {
+        _tile_loadd(6, w.data + s * TILE_BYTES, 64);
+        _tile_loadd(4, x + s * 64, t->x_stride);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, w.data + w.stride + s * TILE_BYTES, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, below + s * 64, t->x_stride);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, results.upper[0], 64);
+    _tile_stored(1, results.upper[1], 64);
+    _tile_stored(2, results.lower[0], 64);
+    _tile_stored(3, results.lower[1], 64);
+    store_pair(t->job, results.upper, row, 16, panel);
+    store_pair(t->job, results.lower, row + 16, lower, panel);
+}
+
+INLINE void add_few(const char *x, int64_t x_stride, struct panels w, int64_t steps)
+{
+    for (int64_t s = 0; s < steps; s++) {
+        _tile_loadd(4, x + s * 64, x_stride);
+        _tile_loadd(6, w.data + s * TILE_BYTES, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, w.data + w.stride + s * TILE_BYTES, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(6, w.data + 2 * w.stride + s * TILE_BYTES, 64);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, w.data + 3 * w.stride + s * TILE_BYTES, 64);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+}
+
+/* At most 16 rows by four panels; int8 weights pass through a buffer that stays in the nearest cache. */
+static void multiply_few(const struct tiled *t, int64_t row, int rows, int64_t panel)
+{
+    const char *x = t->x + row * t->x_stride, *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
+    struct results results;
+    zero_results();
+    if (t->job->weight->kind == KIND_INT8) {
+        char buffer[PANEL_GROUP * FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
+        for (int64_t s = 0; s < t->steps; s += FEW_STEPS) {
+            for (int p = 0; p < PANEL_GROUP; p++)
+                unpack_tiles(data + (size_t)p * t->bytes, s, FEW_STEPS, buffer + p * FEW_STEPS * TILE_BYTES);
+            add_few(x + s * 64, t->x_stride, (struct panels){buffer, FEW_STEPS * TILE_BYTES}, FEW_STEPS);
+        }
+    } else {
+        add_few(x, t->x_stride, (struct panels){data, t->bytes}, t->steps);
+    }
+    _tile_stored(0, results.upper[0], 64);
+    _tile_stored(1, results.upper[1], 64);
+    _tile_stored(2, results.lower[0], 64);
+    _tile_stored(3, results.lower[1], 64);
+    store_pair(t->job, results.upper, row, rows, panel);
+    store_pair(t->job, results.lower, row, rows, panel + 2);
 }
 
 /* Rows in blocks of 32 over two panels at a time; what is left below 32 in one or two tiles. */
 static void tile_panels(void *context, int64_t item)
 {
     const struct tiled *t = context;
-    const struct linear_job *job = t->job;
-    int64_t first = item * job->panels_per_item;
-    int64_t end = min_int(first + job->panels_per_item, count_panels(job->weight->num_outputs));
-    int64_t whole = job->num_rows / 32 * 32, rest = job->num_rows - whole;
-    if (whole > 0) {
-        configure_tiles(16, 16);
-        for (int64_t panel = first; panel < end; panel += 2)
-            for (int64_t row = 0; row < whole; row += 32)
-                tile_many_rows(t, row, 16, panel);
+    int64_t first = item * t->job->panels_per_item;
+    int64_t end = min_int(first + t->job->panels_per_item, count_panels(t->job->weight->num_outputs));
+    int64_t rest = t->job->num_rows % 32, whole = t->job->num_rows - rest, lower = rest > 16 ? rest - 16 : 0;
+    for (int64_t panel = first; whole + lower > 0 && panel < end; panel += 2) {
+        struct panels w = unpacked_panels(t, panel, 2);
+        if (whole > 0)
+            configure_tiles(16, 16);
+        for (int64_t row = 0; row < whole; row += 32)
+            multiply_many(t, row, 16, w, panel);
+        if (lower > 0) {
+            configure_tiles(16, (int)lower);
+            multiply_many(t, whole, (int)lower, w, panel);
+        }
     }
-    if (rest > 16) {
-        configure_tiles(16, (int)rest - 16);
-        for (int64_t panel = first; panel < end; panel += 2)
-            tile_many_rows(t, whole, (int)rest - 16, panel);
-    } else if (rest > 0) {
-        tile_few_rows(t, whole, (int)rest, first, end);
+    if (rest > 0 && lower == 0) {
+        configure_tiles((int)rest, (int)rest);
+        for (int64_t panel = first; panel < end; panel += PANEL_GROUP)
+            multiply_few(t, whole, (int)rest, panel);
     }
     _tile_release();
 }
+
+/* ---- activations ---- */
 
 struct narrow_job {
     const struct linear_job *job;
@@ -183,12 +230,8 @@ static void prepare_tiles(struct tiled *t, struct linear_job *job)
     int64_t n = job->weight->num_inputs, padded = padded_inputs(job->weight->kind, n);
     t->job = job;
     t->bytes = panel_bytes(job->weight->kind, n);
-    t->steps = (int64_t)t->bytes / 1024;
-    if (job->weight->kind == KIND_INT8) {
-        prepare_rows(job);
-        t->x = (const char *)job->whole;
-        t->x_stride = padded;
-    } else if (job->x.dtype == BF16 && n == padded) {
+    t->steps = padded / TILE_INPUTS;
+    if (job->x.dtype == BF16 && n == padded) {
         t->x = job->x.data;
         t->x_stride = job->x.stride * 2;
     } else {

@@ -10,16 +10,18 @@ enum dtype { F32, BF16, F16 };
 /* How a weight matrix [O, I] is laid out: panels of PANEL outputs, zero padded to whole groups of panels; in a panel
  *   f32, f16  [I][PANEL]
  *   bf16      [I / 2][PANEL][2], I padded to a multiple of 32
- *   int8      [I / 4][PANEL][4], I padded to a multiple of 64; one scale per output, and the sum of its weights */
+ *   int8      for every SPAN inputs (zero padded): scales [2][PANEL] in half precision, one for each GROUP inputs of an
+ *             output, then whole numbers [SPAN / m][PANEL][m]; m is 4 for dot products of bytes, 2 for AMX */
 enum kind { KIND_F32, KIND_BF16, KIND_F16, KIND_INT8 };
 #define PANEL 16
 #define PANEL_GROUP 4
+#define GROUP 32
+#define SPAN 64
+#define SPAN_BYTES (2 * PANEL * 2 + SPAN * PANEL)
 
 struct weight {
     const void *data;
-    const float *scales;  /* int8: [O padded] */
-    const int32_t *sums;  /* int8: [O padded] */
-    const float *bias;    /* [O padded] or null */
+    const float *bias; /* [O padded] or null */
     int64_t num_inputs;
     int64_t num_outputs;
     int32_t kind;
@@ -49,8 +51,7 @@ struct attention {
 /* One instruction set's kernels. */
 struct kernels {
     const char *name;
-    void (*pack)(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data,
-                 float *scales, int32_t *sums);
+    void (*pack)(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data);
     void (*linear)(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out);
     void (*attention)(const struct attention *a);
     void (*rms_norm)(const struct rows *x, const struct rows *residual, const void *weight, int weight_dtype, float eps,

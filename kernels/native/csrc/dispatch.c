@@ -93,10 +93,9 @@ const char *baton_select(const char *name)
 
 /* Plain arguments: a call from Python costs about as much as the structures it would otherwise fill. */
 
-void baton_pack(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data,
-                float *scales, int32_t *sums)
+void baton_pack(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data)
 {
-    active->pack(weight, dtype, num_outputs, num_inputs, kind, data, scales, sums);
+    active->pack(weight, dtype, num_outputs, num_inputs, kind, data);
 }
 
 void baton_linear(void *x, int x_dtype, int64_t num_rows, const struct weight *weight, void *out, int out_dtype)

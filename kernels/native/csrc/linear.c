@@ -1,21 +1,10 @@
 /* y = x W^T + b.
  *
- * Every output element is one chain of multiply-adds over the inputs in order, whatever the number of rows, the blocking
- * and the threads: a row's result is the same bits in every batch. (Whole-number sums of int8 are exact anyway.) The
- * weights are read once for all rows of a block; with one row this runs at the speed of the memory. */
+ * Every output element is one chain of multiply-adds over the inputs in order (int8: over groups of inputs, whose sums
+ * of whole numbers are exact), whatever the number of rows, the blocking and the threads: a row's result is the same
+ * bits in every batch. Weights are read once for all rows of a block; with one row this runs at the memory's speed. */
 
 #define VPP (PANEL / W) /* vectors per panel */
-
-#if defined(ISA_AVX512)
-enum { MAX_ROWS = 12, WIDE_PANELS = 4, WIDE_ROWS = 3 };
-#define NARROW_PANELS 2
-#elif defined(ISA_AVX2)
-enum { MAX_ROWS = 4, WIDE_PANELS = 2, WIDE_ROWS = 1 };
-#define NARROW_PANELS 1
-#else
-enum { MAX_ROWS = 2, WIDE_PANELS = 1, WIDE_ROWS = 1 };
-#define NARROW_PANELS 1
-#endif
 
 INLINE int64_t round_up(int64_t n, int64_t unit)
 {
@@ -24,7 +13,7 @@ INLINE int64_t round_up(int64_t n, int64_t unit)
 
 INLINE int64_t padded_inputs(int kind, int64_t num_inputs)
 {
-    return kind == KIND_INT8 ? round_up(num_inputs, 64) : kind == KIND_BF16 ? round_up(num_inputs, 32) : num_inputs;
+    return kind == KIND_INT8 ? round_up(num_inputs, SPAN) : kind == KIND_BF16 ? round_up(num_inputs, 32) : num_inputs;
 }
 
 /* Whole groups of panels, so that blocks need no narrow cases: the surplus is zero and never stored. */
@@ -35,11 +24,21 @@ INLINE int64_t count_panels(int64_t num_outputs)
 
 INLINE size_t panel_bytes(int kind, int64_t num_inputs)
 {
-    size_t each = kind == KIND_INT8 ? 1 : kind == KIND_F32 ? 4 : 2;
-    return (size_t)padded_inputs(kind, num_inputs) * PANEL * each;
+    size_t padded = (size_t)padded_inputs(kind, num_inputs);
+    if (kind == KIND_INT8)
+        return padded / SPAN * SPAN_BYTES;
+    return padded * PANEL * (kind == KIND_F32 ? 4 : 2);
 }
 
 /* ---- packing ---- */
+
+#if defined(ISA_AMX)
+enum { BYTES_TOGETHER = 2, WEIGHT_OFFSET = 0 };
+#elif defined(ISA_AVX512)
+enum { BYTES_TOGETHER = 4, WEIGHT_OFFSET = 128 }; /* vpdpbusd multiplies unsigned by signed */
+#else
+enum { BYTES_TOGETHER = 4, WEIGHT_OFFSET = 0 };
+#endif
 
 struct pack_job {
     const void *weight;
@@ -47,8 +46,6 @@ struct pack_job {
     int64_t num_outputs, num_inputs;
     int kind;
     void *data;
-    float *scales;
-    int32_t *sums;
 };
 
 INLINE float scalar_at(const void *p, size_t i, enum dtype dtype)
@@ -58,26 +55,50 @@ INLINE float scalar_at(const void *p, size_t i, enum dtype dtype)
     return lanes[0];
 }
 
-static void pack_int8_row(const struct pack_job *job, int64_t output, int8_t *panel, int lane)
+/* The scale as it is stored: the largest magnitude becomes 127, or a little less when half precision rounds up. */
+INLINE uint16_t group_scale(float highest, float *scale)
 {
-    const void *row = at(job->weight, (size_t)(output * job->num_inputs), job->dtype);
-    long n = (long)job->num_inputs;
-    vf highest = vset(0);
-    for (long i = 0; i < n; i += W)
-        highest = vmax(highest, vabs(vload_at(row, i, n, job->dtype)));
-    float scale = vhighest(highest) / 127.0f;
-    vf inverse = vset(scale > 0 ? 1.0f / scale : 0.0f);
-    int32_t sum = 0;
-    for (long i = 0; i < n; i += W) {
-        int8_t whole[W];
-        vstore_int8(whole, vmul(vload_at(row, i, n, job->dtype), inverse));
-        for (long j = i; j < i + W && j < n; j++) {
-            panel[j / 4 * PANEL * 4 + lane * 4 + j % 4] = whole[j - i];
-            sum += whole[j - i];
-        }
+    uint16_t half[W];
+    float wide[W];
+    vstore_f16(half, vset(highest / 127.0f));
+    vstore(wide, vload_f16(half));
+    if (wide[0] * 127.0f < highest) { /* never beyond 127 */
+        half[0]++;
+        vstore(wide, vload_f16(half));
     }
-    job->scales[output] = scale;
-    job->sums[output] = sum;
+    *scale = wide[0];
+    return half[0];
+}
+
+/* One output's inputs from `start` on, at most GROUP of them. */
+static void pack_int8_group(const struct pack_job *job, const void *row, int64_t start, int8_t *span, int lane)
+{
+    float x[GROUP] = {0}, highest = 0, scale;
+    long n = (long)job->num_inputs;
+    for (long i = start; i < start + GROUP && i < n; i++) {
+        x[i - start] = scalar_at(row, (size_t)i, job->dtype);
+        highest = fmaxf(highest, fabsf(x[i - start]));
+    }
+    int second = (int)(start % SPAN / GROUP);
+    ((uint16_t *)span)[second * PANEL + lane] = group_scale(highest, &scale);
+    int8_t *whole = span + 4 * PANEL;
+    for (int i = 0; i < GROUP; i++) {
+        int k = second * GROUP + i, value = scale > 0 ? (int)rintf(x[i] / scale) : 0;
+        int place = k / BYTES_TOGETHER * PANEL * BYTES_TOGETHER + lane * BYTES_TOGETHER + k % BYTES_TOGETHER;
+        whole[place] = (int8_t)(value ^ WEIGHT_OFFSET);
+    }
+}
+
+static void pack_int8_panel(const struct pack_job *job, int64_t index, int8_t *panel)
+{
+    int64_t padded = padded_inputs(KIND_INT8, job->num_inputs);
+    for (int64_t start = 0; start < padded; start += SPAN)
+        memset(panel + start / SPAN * SPAN_BYTES + 4 * PANEL, WEIGHT_OFFSET, SPAN * PANEL);
+    for (int lane = 0; lane < PANEL && index * PANEL + lane < job->num_outputs; lane++) {
+        const void *row = at(job->weight, (size_t)((index * PANEL + lane) * job->num_inputs), job->dtype);
+        for (int64_t start = 0; start < padded; start += GROUP)
+            pack_int8_group(job, row, start, panel + start / SPAN * SPAN_BYTES, lane);
+    }
 }
 
 static void pack_float_row(const struct pack_job *job, int64_t output, void *panel, int lane)
@@ -99,21 +120,15 @@ static void pack_panel(void *context, int64_t index)
     size_t bytes = panel_bytes(job->kind, job->num_inputs);
     char *panel = (char *)job->data + (size_t)index * bytes;
     memset(panel, 0, bytes);
-    for (int lane = 0; lane < PANEL; lane++) {
-        int64_t output = index * PANEL + lane;
-        if (output < job->num_outputs && job->kind == KIND_INT8)
-            pack_int8_row(job, output, (int8_t *)panel, lane);
-        else if (output < job->num_outputs)
-            pack_float_row(job, output, panel, lane);
-        else if (job->kind == KIND_INT8)
-            job->scales[output] = 0, job->sums[output] = 0;
-    }
+    if (job->kind == KIND_INT8)
+        pack_int8_panel(job, index, (int8_t *)panel);
+    for (int lane = 0; job->kind != KIND_INT8 && lane < PANEL && index * PANEL + lane < job->num_outputs; lane++)
+        pack_float_row(job, index * PANEL + lane, panel, lane);
 }
 
-static void pack(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data,
-                 float *scales, int32_t *sums)
+static void pack(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data)
 {
-    struct pack_job job = {weight, (enum dtype)dtype, num_outputs, num_inputs, kind, data, scales, sums};
+    struct pack_job job = {weight, (enum dtype)dtype, num_outputs, num_inputs, kind, data};
     parallel(count_panels(num_outputs), pack_panel, &job);
 }
 
@@ -127,7 +142,8 @@ struct linear_job {
     const float *wide;   /* [num_rows, wide_stride] */
     int64_t wide_stride;
     int8_t *whole;       /* int8: [num_rows, padded inputs] */
-    float *row_scales;   /* int8: [num_rows] */
+    float *scales;       /* int8: [num_rows, padded inputs / GROUP] */
+    int32_t *starts;     /* int8: what makes up for WEIGHT_OFFSET, likewise */
     int64_t panels_per_item;
 };
 
@@ -141,41 +157,37 @@ static void widen_rows(void *context, int64_t item)
             vstore_at((float *)job->wide + row * job->wide_stride, i, n, load_row(&job->x, row, i, n), F32);
 }
 
-#if defined(ISA_AVX512) && !defined(ISA_AMX)
-enum { OFFSET = 128 }; /* vpdpbusd multiplies unsigned by signed */
-#else
-enum { OFFSET = 0 };
-#endif
-
-static void quantize_row(const struct linear_job *job, int64_t row)
+/* A number that is not finite makes the group's scale NaN: whole numbers could not show it. */
+INLINE float quantize_group(const struct linear_job *job, int64_t row, int64_t start, int8_t *whole, int32_t *sum)
 {
-    long n = (long)job->weight->num_inputs, padded = (long)padded_inputs(KIND_INT8, n);
-    int8_t *to = job->whole + row * padded;
-    vf highest = vset(0), spoilt = vset(0); /* spoilt: NaN if a number is not finite, which a maximum may lose */
-    for (long i = 0; i < n; i += W) {
-        vf x = load_row(&job->x, row, i, n);
-        highest = vmax(highest, vabs(x));
-        spoilt = vfma(x, vset(0), spoilt);
+    vf x[GROUP / W], highest = vset(0), spoilt = vset(0);
+    long n = (long)job->weight->num_inputs;
+    UNROLL for (int i = 0; i < GROUP / W; i++) {
+        x[i] = start + i * W < n ? load_row(&job->x, row, start + i * W, n) : vset(0);
+        highest = vmax(highest, vabs(x[i]));
+        spoilt = vfma(x[i], vset(0), spoilt);
     }
-    float most = vhighest(highest) + vsum(spoilt);
+    float most = vhighest(highest);
     vf inverse = vset(most > 0 ? 127.0f / most : 0.0f);
-    memset(to, 0, (size_t)padded);
-    for (long i = 0; i < n; i += W) { /* padded is a multiple of W: no store passes the row's end */
-        int8_t whole[W];
-        vstore_int8(whole, vmul(load_row(&job->x, row, i, n), inverse));
-        memcpy(to + i, whole, W);
-    }
-    for (long i = 0; OFFSET != 0 && i < padded; i++)
-        to[i] = (int8_t)(to[i] ^ OFFSET);
-    job->row_scales[row] = most / 127.0f;
+    UNROLL for (int i = 0; i < GROUP / W; i++)
+        vstore_int8(whole + i * W, vmul(x[i], inverse));
+    *sum = 0;
+    for (int i = 0; i < GROUP; i++)
+        *sum += whole[i];
+    return (most + vsum(spoilt)) / 127.0f;
 }
 
 static void quantize_rows(void *context, int64_t item)
 {
     const struct linear_job *job = context;
-    int64_t end = (item + 1) * ROWS_PER_ITEM;
+    int64_t end = (item + 1) * ROWS_PER_ITEM, padded = padded_inputs(KIND_INT8, job->weight->num_inputs);
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
-        quantize_row(job, row);
+        for (int64_t g = 0; g < padded / GROUP; g++) {
+            int32_t sum;
+            float scale = quantize_group(job, row, g * GROUP, job->whole + row * padded + g * GROUP, &sum);
+            job->scales[row * (padded / GROUP) + g] = scale;
+            job->starts[row * (padded / GROUP) + g] = -WEIGHT_OFFSET * sum;
+        }
 }
 
 /* ---- one block of rows by a few panels ---- */
@@ -244,111 +256,129 @@ INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, c
 
 #if defined(ISA_AVX512)
 typedef __m512i wholes;
-INLINE wholes no_wholes(void) { return _mm512_setzero_si512(); }
-INLINE wholes dot4(wholes sums, const int8_t *x, const int8_t *w)
+INLINE wholes all_wholes(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE wholes dot4(wholes sums, int32_t x, const int8_t *w)
 {
-    int32_t four;
-    memcpy(&four, x, 4);
-    return _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(four), _mm512_loadu_si512(w));
+    return _mm512_dpbusd_epi32(sums, _mm512_loadu_si512(w), _mm512_set1_epi32(x));
 }
-INLINE vf whole_sums(wholes sums, const int32_t *weight_sums)
-{
-    __m512i surplus = _mm512_slli_epi32(_mm512_loadu_si512(weight_sums), 7); /* of the offset 128 */
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, surplus));
-}
+INLINE vf as_floats(wholes sums) { return _mm512_cvtepi32_ps(sums); }
 #elif defined(ISA_AVX2)
 typedef __m256i wholes;
-INLINE wholes no_wholes(void) { return _mm256_setzero_si256(); }
+INLINE wholes all_wholes(int32_t x) { return _mm256_set1_epi32(x); }
 /* |x| times w with the sign of x: pairs stay within 2 * 127 * 127, so that nothing saturates. */
-INLINE wholes dot4(wholes sums, const int8_t *x, const int8_t *w)
+INLINE wholes dot4(wholes sums, int32_t x, const int8_t *w)
 {
-    int32_t four;
-    memcpy(&four, x, 4);
-    __m256i spread = _mm256_set1_epi32(four), weights = _mm256_loadu_si256((const __m256i *)w);
+    __m256i spread = _mm256_set1_epi32(x), weights = _mm256_loadu_si256((const __m256i *)w);
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(spread), _mm256_sign_epi8(weights, spread));
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-INLINE vf whole_sums(wholes sums, const int32_t *weight_sums)
-{
-    (void)weight_sums;
-    return _mm256_cvtepi32_ps(sums);
-}
+INLINE vf as_floats(wholes sums) { return _mm256_cvtepi32_ps(sums); }
 #else
 typedef vi wholes;
-INLINE wholes no_wholes(void) { return (wholes){0, 0, 0, 0}; }
-INLINE wholes dot4(wholes sums, const int8_t *x, const int8_t *w)
+INLINE wholes all_wholes(int32_t x) { return (wholes){x, x, x, x}; }
+INLINE wholes dot4(wholes sums, int32_t x, const int8_t *w)
 {
+    int8_t bytes[4];
+    memcpy(bytes, &x, 4);
     for (int i = 0; i < W; i++)
-        sums[i] += x[0] * w[4 * i] + x[1] * w[4 * i + 1] + x[2] * w[4 * i + 2] + x[3] * w[4 * i + 3];
+        sums[i] += bytes[0] * w[4 * i] + bytes[1] * w[4 * i + 1] + bytes[2] * w[4 * i + 2] + bytes[3] * w[4 * i + 3];
     return sums;
 }
-INLINE vf whole_sums(wholes sums, const int32_t *weight_sums)
-{
-    (void)weight_sums;
-    return __builtin_convertvector(sums, vf);
-}
+INLINE vf as_floats(wholes sums) { return __builtin_convertvector(sums, vf); }
 #endif
 
-INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels)
+INLINE int32_t four_bytes(const int8_t *p)
 {
-    const struct weight *weight = job->weight;
-    const int64_t padded = padded_inputs(KIND_INT8, weight->num_inputs);
-    const size_t bytes = (size_t)padded * PANEL;
-    const int8_t *w = (const int8_t *)weight->data + (size_t)panel * bytes, *x = job->whole + row * padded;
-    wholes sums[12][4 * VPP];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < panels * VPP; c++)
-            sums[r][c] = no_wholes();
-    for (int64_t four = 0; four < padded / 4; four++)
-        UNROLL for (int c = 0; c < panels * VPP; c++)
-            UNROLL for (int r = 0; r < rows; r++)
-                sums[r][c] = dot4(sums[r][c], x + r * padded + 4 * four,
-                                  w + (size_t)(c / VPP) * bytes + (four * PANEL + c % VPP * W) * 4);
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < panels * VPP; c++) {
-            int64_t output = panel * PANEL + c * W;
-            vf value = vmul(whole_sums(sums[r][c], weight->sums + output), vload(weight->scales + output));
-            store_outputs(job, row + r, output, vmul(value, vset(job->row_scales[row + r])));
-        }
+    int32_t x;
+    memcpy(&x, p, 4);
+    return x;
 }
 
-INLINE void multiply_kind(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels)
+/* A group's products are summed exactly, then scaled and added to the chain of the output. */
+INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels)
 {
-    switch (job->weight->kind) {
-    case KIND_F32:
-        multiply(job, row, panel, rows, panels, KIND_F32);
-        break;
-    case KIND_BF16:
-        multiply(job, row, panel, rows, panels, KIND_BF16);
-        break;
-    case KIND_F16:
-        multiply(job, row, panel, rows, panels, KIND_F16);
-        break;
-    default:
-        multiply_int8(job, row, panel, rows, panels);
+    const int64_t padded = padded_inputs(KIND_INT8, job->weight->num_inputs), groups = padded / GROUP;
+    const size_t bytes = panel_bytes(KIND_INT8, padded);
+    const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
+    const int8_t *x = job->whole + row * padded;
+    vf sums[6][4 * VPP];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < panels * VPP; c++)
+            sums[r][c] = vset(0);
+    for (int64_t g = 0; g < groups; g++) {
+        const char *span = w + g / 2 * SPAN_BYTES;
+        const int8_t *whole = (const int8_t *)span + 4 * PANEL + g % 2 * GROUP * PANEL;
+        wholes dots[6][4 * VPP];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < panels * VPP; c++)
+                dots[r][c] = all_wholes(job->starts[(row + r) * groups + g]);
+        UNROLL for (int four = 0; four < GROUP / 4; four++)
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int c = 0; c < panels * VPP; c++)
+                    dots[r][c] = dot4(dots[r][c], four_bytes(x + r * padded + g * GROUP + 4 * four),
+                                      whole + (size_t)(c / VPP) * bytes + (four * PANEL + c % VPP * W) * 4);
+        UNROLL for (int c = 0; c < panels * VPP; c++) {
+            const uint16_t *halves = (const uint16_t *)(span + (size_t)(c / VPP) * bytes) + g % 2 * PANEL;
+            vf scale = vload_f16(halves + c % VPP * W);
+            UNROLL for (int r = 0; r < rows; r++)
+                sums[r][c] = vfma(as_floats(dots[r][c]), vmul(scale, vset(job->scales[(row + r) * groups + g])), sums[r][c]);
+        }
     }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < panels * VPP; c++)
+            store_outputs(job, row + r, panel * PANEL + c * W, sums[r][c]);
 }
 
 #define BLOCK(rows, panels)                                                                                  \
     static __attribute__((noinline)) void block_##rows##_##panels(const struct linear_job *job, int64_t row, \
                                                                   int64_t panel)                             \
     {                                                                                                        \
-        multiply_kind(job, row, panel, rows, panels);                                                        \
+        if (job->weight->kind == KIND_F32)                                                                   \
+            multiply(job, row, panel, rows, panels, KIND_F32);                                               \
+        else if (job->weight->kind == KIND_BF16)                                                             \
+            multiply(job, row, panel, rows, panels, KIND_BF16);                                              \
+        else                                                                                                 \
+            multiply(job, row, panel, rows, panels, KIND_F16);                                               \
     }
-typedef void block(const struct linear_job *, int64_t row, int64_t panel);
+#define INT8_BLOCK(rows, panels)                                                                             \
+    static __attribute__((noinline)) void int8_##rows##_##panels(const struct linear_job *job, int64_t row,  \
+                                                                 int64_t panel)                              \
+    {                                                                                                        \
+        multiply_int8(job, row, panel, rows, panels);                                                        \
+    }
+
+/* By the number of rows, beginning with one; `panels` is how many a block takes. */
+struct block {
+    void (*multiply)(const struct linear_job *, int64_t row, int64_t panel);
+    int panels;
+};
 
 #if defined(ISA_AVX512)
 BLOCK(1, 4) BLOCK(2, 4) BLOCK(3, 4)
 BLOCK(4, 2) BLOCK(5, 2) BLOCK(6, 2) BLOCK(7, 2) BLOCK(8, 2) BLOCK(9, 2) BLOCK(10, 2) BLOCK(11, 2) BLOCK(12, 2)
-static block *const blocks[] = {block_1_4, block_2_4, block_3_4, block_4_2, block_5_2, block_6_2, block_7_2, block_8_2,
-                                block_9_2, block_10_2, block_11_2, block_12_2};
+static const struct block blocks[] = {{block_1_4, 4}, {block_2_4, 4}, {block_3_4, 4}, {block_4_2, 2},
+                                      {block_5_2, 2}, {block_6_2, 2}, {block_7_2, 2}, {block_8_2, 2},
+                                      {block_9_2, 2}, {block_10_2, 2}, {block_11_2, 2}, {block_12_2, 2}};
+INT8_BLOCK(1, 4) INT8_BLOCK(2, 4) INT8_BLOCK(3, 4) INT8_BLOCK(4, 2) INT8_BLOCK(5, 2) INT8_BLOCK(6, 2)
+static const struct block int8_blocks[] = {{int8_1_4, 4}, {int8_2_4, 4}, {int8_3_4, 4},
+                                           {int8_4_2, 2}, {int8_5_2, 2}, {int8_6_2, 2}};
 #elif defined(ISA_AVX2)
 BLOCK(1, 2) BLOCK(2, 1) BLOCK(3, 1) BLOCK(4, 1)
-static block *const blocks[] = {block_1_2, block_2_1, block_3_1, block_4_1};
+static const struct block blocks[] = {{block_1_2, 2}, {block_2_1, 1}, {block_3_1, 1}, {block_4_1, 1}};
+INT8_BLOCK(1, 2) INT8_BLOCK(2, 1)
+static const struct block int8_blocks[] = {{int8_1_2, 2}, {int8_2_1, 1}};
 #else
 BLOCK(1, 1) BLOCK(2, 1)
-static block *const blocks[] = {block_1_1, block_2_1};
+static const struct block blocks[] = {{block_1_1, 1}, {block_2_1, 1}};
+INT8_BLOCK(1, 1) INT8_BLOCK(2, 1)
+static const struct block int8_blocks[] = {{int8_1_1, 1}, {int8_2_1, 1}};
 #endif
+
+INLINE int64_t max_rows(int kind)
+{
+    size_t count = kind == KIND_INT8 ? sizeof int8_blocks / sizeof *int8_blocks : sizeof blocks / sizeof *blocks;
+    return (int64_t)count;
+}
 
 /* ---- the loop over blocks ---- */
 
@@ -357,41 +387,49 @@ static int64_t min_int(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static void multiply_rows(const struct linear_job *job, int64_t row, int rows, int64_t panel, int64_t end)
+static void multiply_rows(const struct linear_job *job, int64_t row, int64_t rows, int64_t panel, int64_t end)
 {
-    for (; panel < end; panel += rows <= WIDE_ROWS ? WIDE_PANELS : NARROW_PANELS)
-        blocks[rows - 1](job, row, panel);
+    const struct block *block = job->weight->kind == KIND_INT8 ? &int8_blocks[rows - 1] : &blocks[rows - 1];
+    for (; panel < end; panel += block->panels)
+        block->multiply(job, row, panel);
 }
 
 /* A few panels stay in the cache while all rows pass over them. */
 static void multiply_panels(void *context, int64_t item)
 {
     const struct linear_job *job = context;
-    int64_t num_panels = count_panels(job->weight->num_outputs);
-    int64_t panel = item * job->panels_per_item, end = min_int(panel + job->panels_per_item, num_panels);
-    int64_t step = job->num_rows <= MAX_ROWS ? end - panel : NARROW_PANELS;
-    int64_t num_blocks = (job->num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    int64_t panel = item * job->panels_per_item, most = max_rows(job->weight->kind);
+    int64_t end = min_int(panel + job->panels_per_item, count_panels(job->weight->num_outputs));
+    int64_t step = job->num_rows <= most ? end - panel : 2;
+    int64_t num_blocks = (job->num_rows + most - 1) / most;
     for (; panel < end; panel += step)
         for (int64_t b = 0, row = 0; b < num_blocks; b++) {
             int64_t rows = (job->num_rows - row + num_blocks - b - 1) / (num_blocks - b); /* about equally high */
-            multiply_rows(job, row, (int)rows, panel, min_int(panel + step, end));
+            multiply_rows(job, row, rows, panel, min_int(panel + step, end));
             row += rows;
         }
 }
 
+static void prepare_int8_rows(struct linear_job *job)
+{
+    size_t numbers = (size_t)(job->num_rows * padded_inputs(KIND_INT8, job->weight->num_inputs));
+    char *memory = scratch(SCRATCH_ROWS, numbers + numbers / GROUP * 8);
+    job->scales = (float *)memory;
+    job->starts = (int32_t *)(memory + numbers / GROUP * 4);
+    job->whole = (int8_t *)(memory + numbers / GROUP * 8);
+    parallel(row_items(job->num_rows), quantize_rows, job);
+}
+
 static void prepare_rows(struct linear_job *job)
 {
-    const struct weight *w = job->weight;
-    if (w->kind == KIND_INT8) {
-        job->whole = scratch(SCRATCH_ROWS, (size_t)(job->num_rows * padded_inputs(KIND_INT8, w->num_inputs)));
-        job->row_scales = scratch(SCRATCH_SCALES, (size_t)job->num_rows * sizeof(float));
-        parallel(row_items(job->num_rows), quantize_rows, job);
+    if (job->weight->kind == KIND_INT8) {
+        prepare_int8_rows(job);
     } else if (job->x.dtype == F32) {
         job->wide = job->x.data;
         job->wide_stride = job->x.stride;
     } else {
-        job->wide = scratch(SCRATCH_ROWS, (size_t)(job->num_rows * w->num_inputs) * sizeof(float));
-        job->wide_stride = w->num_inputs;
+        job->wide_stride = job->weight->num_inputs;
+        job->wide = scratch(SCRATCH_ROWS, (size_t)(job->num_rows * job->wide_stride) * sizeof(float));
         parallel(row_items(job->num_rows), widen_rows, job);
     }
 }
@@ -399,8 +437,8 @@ static void prepare_rows(struct linear_job *job)
 /* Enough items for the threads to share, few enough that handing them out costs nothing. */
 static int64_t panels_per_item(int64_t num_panels, int64_t num_rows)
 {
-    int64_t items = num_threads() == 1 ? 1 : num_threads() * (num_rows > MAX_ROWS ? 8 : 4);
-    return round_up((num_panels + items - 1) / items, WIDE_PANELS);
+    int64_t items = num_threads() == 1 ? 1 : num_threads() * (num_rows > 16 ? 8 : 4);
+    return round_up((num_panels + items - 1) / items, PANEL_GROUP);
 }
 
 static void linear_in_vectors(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out)
