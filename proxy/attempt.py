@@ -88,7 +88,7 @@ class Attempt:
         """Take in what a worker says about this attempt; False when it is void."""
         by_decode = peer == self.decode.peer
         if self.over or not (by_decode or peer == self.owner.peer):
-            return False
+            return self._learn_late(peer, tokens)
         if tokens.error is not None or tokens.finish_reason in ("error", "abort"):
             error = tokens.error or WorkerError("peer_lost", "the worker gave the request up")
             self.fail(error, self._culprits(error, by_decode))
@@ -98,6 +98,14 @@ class Attempt:
         else:
             self._note(by_decode, tokens)
             self._put_in_order(tokens)
+        return True
+
+    def _learn_late(self, peer: Peer, tokens: Tokens) -> bool:
+        """How long the hand-over took is known to the prefill worker only, once it is over."""
+        handed_over = self.prefill is not None and peer == self.prefill.peer and self.handed_over
+        if not handed_over or tokens.token_ids or tokens.finish_reason is not None:
+            return False
+        self.timings |= tokens.timings
         return True
 
     def lose(self, peer: Peer) -> None:
@@ -121,8 +129,9 @@ class Attempt:
         self._news.set()
 
     def _culprits(self, error: WorkerError, by_decode: bool) -> tuple[Worker, ...]:
-        """A prefill worker that cannot hand over may itself be at fault, or the other side may."""
-        if by_decode or self.prefill is None:
+        """A prefill worker that cannot hand over may itself be at fault, or the other side may. What the
+        decode worker has said to it speaks against the decode worker alone, unless it speaks of a peer."""
+        if by_decode or self.prefill is None or (error.origin == "decode" and error.code != "peer_lost"):
             return (self.decode,)
         return self.workers if error.code in ("peer_lost", "overloaded") else (self.prefill,)
 

@@ -158,6 +158,15 @@ async def test_the_deadline_ends_an_attempt() -> None:
     assert failed.value.error.code == "deadline"
 
 
+async def test_the_prefill_worker_tells_how_long_the_hand_over_took_when_it_is_over() -> None:
+    attempt = new_attempt()
+    attempt.receive(P, said(0, b"a"))
+    attempt.receive(D, said(0, b"a"))
+    assert attempt.receive(P, said(0, b"", timings={"exposed_transfer_s": 0.5}))
+    assert not attempt.receive(P, said(1, b"x"))
+    assert attempt.timings == {"exposed_transfer_s": 0.5}
+
+
 async def test_timings_and_cached_tokens_of_both_workers_are_kept() -> None:
     attempt = new_attempt()
     attempt.receive(P, said(0, b"a", timings={"queue_s": 1.0}, num_cached_tokens=32))

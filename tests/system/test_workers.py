@@ -4,7 +4,7 @@ toy model."""
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -70,10 +70,8 @@ class ScriptedProxy:
     async def _ping(self) -> None:
         while True:
             for peer in self.peers.values():
-                try:
+                with suppress(ConnectionError):
                     self.channel.send(peer, Ping("proxy"))
-                except ConnectionError:
-                    pass
             await asyncio.sleep(0.2)
 
     async def until(self, condition: Callable[[], bool]) -> None:
