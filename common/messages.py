@@ -114,6 +114,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 class WorkerError(Struct, frozen=True):
     code: ErrorCode
     message: str
+    origin: Role | None = None  # whose error it is, where another worker passes it on
 
     @property
     def retryable(self) -> bool:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from common import messages
 from common.config import TransferConfig
 from common.messages import (
@@ -389,7 +391,7 @@ class _Link:
                 self._sender._landed(outgoing)
             case Refuse(error=error) | Failed(error=error):
                 self._forget(outgoing)
-                self._sender._fail(outgoing, error)
+                self._sender._fail(outgoing, msgspec.structs.replace(error, origin="decode"))
             case other:
                 raise MessageError(f"unexpected {type(other).__name__} from a decode worker")
 

@@ -172,8 +172,8 @@ def take_object(reply: Reply, data: dict[str, Any]) -> None:
         return
     reply.num_chunks += 1
     reply.usage = data.get("usage") or reply.usage
-    reply.timings = data.get("timings") or reply.timings
     for choice in data["choices"]:
         reply.token_ids = [*reply.token_ids, *(choice.get("token_ids") or ())]
+        reply.timings = choice.get("timings") or reply.timings
         reply.text += choice.get("text") or ""
         reply.finish_reason = choice.get("finish_reason") or reply.finish_reason

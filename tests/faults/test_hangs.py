@@ -1,7 +1,6 @@
 """Cases HNG: nothing waits for ever, and nobody waits for what nobody wants."""
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,31 +9,13 @@ from tests.faults.client import Client, body_of
 from tests.faults.cluster import Cluster, running
 from tests.faults.conftest import MAX_MODEL_LEN, SMALL
 from tests.faults.load import Load, Mix, draw_cases
+from tests.faults.looking import load_of, runs_on, runs_or_receives, total
 from tests.faults.oracle import Oracle
 from tests.faults.relay import Faults
 from tests.faults.support import ask, ask_all, assert_equal, assert_never_wrong, case, cases
 from tests.faults.waiting import eventually
 
 FREE_WITHIN_S = 10.0  # the promise is about two; this machine may be busy
-
-
-async def load_of(cluster: Cluster, role: str) -> dict[str, Mapping[str, int]]:
-    return {n: w["load"] for n, w in (await cluster.workers()).items() if w["role"] == role}
-
-
-async def runs_on(cluster: Cluster, role: str, within_s: float = 20.0) -> str:
-    """The worker of this role that has a sequence."""
-
-    async def busy() -> str | None:
-        loads = await load_of(cluster, role)
-        return next((n for n, load in loads.items() if load["num_running"] or load["num_waiting"]), None)
-
-    return str(await eventually(busy, within_s, f"a {role} worker has work"))
-
-
-async def total(cluster: Cluster, counter: str, role: str) -> float:
-    workers = (await cluster.workers()).values()
-    return sum(float(worker["counters"].get(counter, 0)) for worker in workers if worker["role"] == role)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +128,6 @@ async def test_work_ends_when_the_client_leaves(
     for name in ("d1", "d2"):
         cluster.relays[name].set()
     assert_equal(await ask(client, oracle, case(20, 4, seed=599)))
-
-
-async def runs_or_receives(cluster: Cluster, role: str) -> None:
-    async def busy() -> bool:
-        loads = (await load_of(cluster, role)).values()
-        return any(load["num_running"] or load["num_receiving"] or load["num_waiting"] for load in loads)
-
-    await eventually(busy, 20.0, f"a {role} worker has work")
 
 
 async def test_work_ends_when_a_client_without_a_stream_leaves(

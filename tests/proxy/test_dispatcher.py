@@ -267,6 +267,28 @@ async def test_a_draining_worker_is_replaced_at_once(system: System) -> None:
     assert len(leaving.generates) <= 1
 
 
+async def test_a_decode_worker_that_drains_is_not_held_against_the_prefill_worker(system: System) -> None:
+    """The prefill worker passes on what the decode worker has said to its offer."""
+    refused: set[str] = set()
+
+    async def passes_on(worker: ScriptedWorker, generate: Generate) -> None:
+        assert generate.decode is not None
+        if not refused:
+            refused.add(generate.decode.incarnation)
+        if generate.decode.incarnation in refused:
+            error = WorkerError("draining", "decode worker is draining", origin="decode")
+            worker.say(generate, 0, (), "error", error=error)
+        else:
+            worker.say(generate, 0, tuple(TEXT), "length")
+
+    prefill = await system.worker("prefill", passes_on)
+    for _ in range(2):
+        await system.worker("decode", speaks(TEXT))
+    for _ in range(4):
+        assert await text_of(system) == TEXT.decode()
+    assert len(prefill.generates) == 5
+
+
 async def test_a_decode_worker_that_skips_tokens_is_not_believed(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
