@@ -29,6 +29,7 @@ from kv_transfer.ucx_engine import Endpoint, Engine, Operation, quiet
 PIECE_BYTES = 1 << 20
 GATHER_BYTES = 32 << 10  # shorter buffers are put together
 INLINE_BYTES = 256 << 10  # a payload up to this size costs less by ZeroMQ
+MEET_TIMEOUT_S = 5.0
 _TAG = struct.Struct(">Q")
 _COUNT = struct.Struct(">H")  # of pieces; their sizes follow, and the header
 _HELLO = b"ucx"
@@ -43,7 +44,11 @@ async def listen(address: str, handler: ConnectionHandler, advertise_host: str, 
 
     async def meet_and_handle(connection: Connection) -> None:
         assert isinstance(connection, MailboxConnection)
-        met = await meet(connection, engine, limits)
+        try:
+            async with asyncio.timeout(MEET_TIMEOUT_S):
+                met = await meet(connection, engine, limits)
+        except TimeoutError:
+            return connection.refuse(f"no UCX address came within {MEET_TIMEOUT_S:g} s")
         try:
             await handler(met)
         finally:
@@ -59,6 +64,9 @@ async def connect(address: str, timeout_s: float, limits: Limits) -> Connection:
     try:
         async with asyncio.timeout(max(0.0, started + timeout_s - time.monotonic())):
             return await meet(connection, engine, limits)
+    except TimeoutError:
+        await connection.close()
+        raise TimeoutError(f"{address} did not answer within {timeout_s:g} s") from None
     except BaseException:
         await connection.close()
         raise
@@ -149,6 +157,8 @@ class UcxConnection:
         """Fetch a payload that nobody wants. Cancelled, it goes on with the next call."""
         sizes = self._current.piece_sizes
         self._current = Announced(0, ())
+        if not sizes and not self._skipped:
+            return
         if sizes:
             self._inner.check_alive()
             nowhere = memoryview(bytearray(max(sizes)))

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import socket as sockets
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -51,16 +52,18 @@ async def listen(
 
 
 async def connect(address: str, timeout_s: float, limits: Limits) -> MailboxConnection:
-    connection = Dealer(address, limits).start()
-    await open_within(connection, timeout_s)
+    started = time.monotonic()
+    endpoint = await resolved(endpoint_of(address), timeout_s)
+    connection = Dealer(address, endpoint, limits).start()
+    await open_within(connection, max(0.0, started + timeout_s - time.monotonic()))
     return connection
 
 
 class Dealer:
     """The wire of the connecting side: a socket of its own."""
 
-    def __init__(self, address: str, limits: Limits) -> None:
-        self._endpoint = endpoint_of(address)
+    def __init__(self, address: str, endpoint: str, limits: Limits) -> None:
+        self._endpoint = endpoint
         self._limits = limits
         self._socket = new_socket(zmq.DEALER, self._endpoint, limits, zmq.EVENT_CLOSED | HANDSHAKE_FAILED)
         self._socket.raw.reconnect_ivl = -1
@@ -68,8 +71,12 @@ class Dealer:
 
     def start(self) -> MailboxConnection:
         self._socket.start(self)
-        self._socket.raw.connect(self._endpoint)
-        self.post([greeting(Kind.HELLO, self._limits)])
+        try:
+            self._socket.raw.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            self._connection.lose(error.strerror or "no such place")
+        else:
+            self.post([greeting(Kind.HELLO, self._limits)])
         return self._connection
 
     def post(self, parts: Sequence[Buffer]) -> None:
@@ -156,6 +163,8 @@ class RouterListener:
             return
         self._socket.raw.unbind(self._endpoint)
         await self._handlers.close()
+        for connection in list(self._connections.values()):
+            connection.lose("the listener was closed")
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._unbound.wait()
@@ -204,8 +213,12 @@ class RouterListener:
 
 
 def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int) -> Socket:
+    """Raises ``ConnectionError`` when this process may open no more sockets."""
     keep_freed_memory()
-    socket = Socket(kind, zmq.EVENT_DISCONNECTED | events)
+    try:
+        socket = Socket(kind, zmq.EVENT_DISCONNECTED | events)
+    except zmq.ZMQError as error:
+        raise ConnectionError(f"no socket for {endpoint}: {error.strerror}") from error
     raw = socket.raw
     raw.linger = LINGER_MS
     raw.ipv6 = "[" in endpoint
@@ -217,6 +230,22 @@ def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int)
     # Frees the sockets of hosts that vanished; their connections are long dead by then.
     raw.setsockopt(zmq.TCP_MAXRT, int(limits.silence_timeout_s * 2000))
     return socket
+
+
+async def resolved(endpoint: str, timeout_s: float) -> str:
+    """The same endpoint with a number for the host. ZeroMQ would look the name up in the thread that moves
+    the data of all connections, and keep them waiting."""
+    if not endpoint.startswith("tcp://"):
+        return endpoint
+    host, port = host_and_port(endpoint)
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=sockets.SOCK_STREAM)
+    except sockets.gaierror as error:
+        raise ConnectionError(f"{host}: {error.strerror}") from error
+    except TimeoutError:
+        raise TimeoutError(f"{host} was not resolved within {timeout_s:g} s") from None
+    return f"tcp://{join_host(str(found[0][4][0]), port)}"
 
 
 def endpoint_of(address: str) -> str:

@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -380,6 +381,20 @@ async def test_an_address_in_use_is_refused_by_name(address: str) -> None:
 async def test_closing_a_listener_twice_is_harmless(address: str) -> None:
     async with listening(address, asyncio.Queue()) as listener:
         await listener.close()
+
+
+async def test_waiting_costs_no_processor_time(address: str) -> None:
+    async with pair(address) as (client, server):
+        sending = asyncio.create_task(client.send(b"warm up", [bytes(400_000)]))
+        await read(server)
+        await sending
+        waiting = [asyncio.create_task(read(end)) for end in (client, server)]
+        await asyncio.wait(waiting, timeout=0.3)
+        before = time.process_time()
+        await asyncio.wait(waiting, timeout=1.0)
+        assert time.process_time() - before < 0.5
+        for task in waiting:
+            task.cancel()
 
 
 async def test_connecting_and_closing_again_and_again_leaks_no_descriptor(address: str) -> None:

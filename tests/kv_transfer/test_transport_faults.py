@@ -16,7 +16,7 @@ from tests.kv_transfer.peer_process import started
 
 TIMEOUT_S = 60.0  # bounds a test that would hang; no behaviour depends on it
 BETWEEN_PROCESSES = [scheme for scheme in transport.available() if scheme != "inproc"]
-PROMPT = Limits(window_bytes=2 << 20, ping_interval_s=0.1, silence_timeout_s=1.5)
+PROMPT = Limits(window_bytes=2 << 20, ping_interval_s=0.1, silence_timeout_s=2.0)
 GIANT_FRAME = b"\x02" + struct.pack(">Q", 1 << 62)
 ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 ZMTP_READY = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
