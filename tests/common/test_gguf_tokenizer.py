@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 
 from common.gguf_tokenizer import end_token_ids, tokenizer_config_json, tokenizer_json
+from common.model_config import ModelError
 from common.tokenizer import byte_alphabet
 
 TEXT = "It's 2024,\n\n  naïve"
@@ -108,6 +109,11 @@ def test_sentencepiece_puts_a_space_first_unless_told_otherwise() -> None:
 def test_ends_of_a_reply_are_all_that_the_file_names() -> None:
     named = {"eos_token_id": 5, "eot_token_id": 7, "eom_token_id": 5}
     assert end_token_ids(getter(named)) == [5, 7]
+
+
+def test_a_special_token_that_is_not_in_the_vocabulary_is_named() -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.eos_token_id is 9999, but there are \d+ tokens"):
+        tokenizer_config_json(getter(byte_level(eos_token_id=9999)))
 
 
 def test_settings_name_the_special_tokens_and_the_template() -> None:
