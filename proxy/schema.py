@@ -29,8 +29,25 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
 
 
+class NamedSchema(Struct, frozen=True):
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Struct, frozen=True):
     type: str
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(Struct, frozen=True):
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
 
 
 class Options(Struct, frozen=True):
@@ -59,6 +76,11 @@ class Options(Struct, frozen=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     timings: bool | None = None
@@ -127,10 +149,6 @@ UNSUPPORTED = frozenset(
         "function_call",
         "functions",
         "grammar",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
         "json_schema",
         "logits_processors",
         "modalities",
@@ -138,7 +156,6 @@ UNSUPPORTED = frozenset(
         "prompt_embeds",
         "prompt_logprobs",
         "regex",
-        "structured_outputs",
         "truncate_prompt_tokens",
         "use_beam_search",
         "web_search_options",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.chat_template import ChatTemplate
 from common.config import EngineConfig
+from common.grammar import Grammars
 from common.model_config import ModelConfig
 from common.model_source import resolve
 from common.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ class ServedModel:
     vocab_size: int  # rows of the model's embedding, padding included
     max_model_len: int
     longest_token: int  # characters that one token can stand for
+    grammars: Grammars
 
     @classmethod
     def load(cls, config: EngineConfig) -> "ServedModel":
@@ -39,6 +41,7 @@ class ServedModel:
             vocab_size=model.vocab_size,
             max_model_len=min(limit, model.max_position_embeddings),
             longest_token=longest_token(tokenizer),
+            grammars=Grammars.of(tokenizer, model.vocab_size, model.eos_token_ids),
         )
 
 

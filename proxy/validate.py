@@ -11,6 +11,7 @@ from proxy.job import Endpoint, Job, Prompt, random_seed
 from proxy.prompts import Limits, Wish, check_token_ids, render, split_prompts, text_prompt, token_prompt
 from proxy.schema import ChatBody, CompletionBody, Options, read, unknown_fields
 from proxy.served_model import ServedModel
+from proxy.structured import check_grammar, constraint_of
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; chats may run to the end of the context
 
@@ -35,7 +36,7 @@ async def completion_job(body: bytes, model: ServedModel, limits: Limits, trace:
         else token_prompt(part, wish, model, limits)
         for part in parts
     ]
-    sampling = _sampling(options, prompts, own.logprobs, model)
+    sampling = await _sampling(options, prompts, own.logprobs, model)
     job = _job("completions", options, prompts, sampling, limits)
     return replace(job, echo=bool(own.echo), trace=trace, ignored=tuple(ignored))
 
@@ -53,7 +54,7 @@ async def chat_job(body: bytes, model: ServedModel, limits: Limits, trace: str =
     wish = Wish("messages", options.max_completion_tokens or options.max_tokens, limits.max_model_len)
     prompt = await text_prompt(text, False, wish, model, limits)
     num_logprobs = (own.top_logprobs or 0) if own.logprobs else None
-    sampling = _sampling(options, [prompt], num_logprobs, model)
+    sampling = await _sampling(options, [prompt], num_logprobs, model)
     job = _job("chat", options, [prompt], sampling, limits)
     return replace(job, trace=trace, ignored=tuple(ignored))
 
@@ -74,8 +75,6 @@ def _check_count(options: Options, num_prompts: int, limits: Limits) -> None:
 def _job(
     endpoint: Endpoint, options: Options, prompts: list[Prompt], sampling: Sampling, limits: Limits
 ) -> Job:
-    if options.response_format is not None and options.response_format.type != "text":
-        raise unsupported("response_format")
     if options.stream_options is not None and not options.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
     stop = options.stop or []
@@ -97,7 +96,7 @@ def _job(
     )
 
 
-def _sampling(
+async def _sampling(
     options: Options, prompts: list[Prompt], num_logprobs: int | None, model: ServedModel
 ) -> Sampling:
     max_tokens = min(prompt.max_tokens for prompt in prompts)
@@ -105,6 +104,9 @@ def _sampling(
         raise invalid("min_tokens", f"min_tokens is {options.min_tokens}, more than max_tokens, {max_tokens}")
     check_token_ids("logit_bias", options.logit_bias or {}, model)
     check_token_ids("stop_token_ids", options.stop_token_ids or [], model)
+    constraint = constraint_of(options)
+    if constraint is not None:
+        await check_grammar(constraint, model)
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=options.min_tokens or 0,
@@ -119,5 +121,6 @@ def _sampling(
         seed=random_seed() if options.seed is None else options.seed,
         stop_token_ids=tuple(options.stop_token_ids or ()),
         ignore_eos=bool(options.ignore_eos),
+        grammar=constraint.grammar if constraint else "",
         num_logprobs=num_logprobs,
     )

@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from common.channel import WorkerChannel
 from common.chat_template import ChatTemplate
 from common.config import ProxyConfig
+from common.grammar import Grammars
 from common.messages import Role
 from common.tokenizer import Tokenizer, byte_alphabet, bytes_of_tokens
 from proxy.app import build_app
@@ -40,15 +41,17 @@ def byte_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def model() -> ServedModel:
+    tokenizer = byte_tokenizer()
     return ServedModel(
         name="tiny",
         names=frozenset({"tiny", "default"}),
         fingerprint=MODEL.fingerprint,
-        tokenizer=byte_tokenizer(),
+        tokenizer=tokenizer,
         template=ChatTemplate({"default": TEMPLATE}, {}),
         vocab_size=MODEL.vocab_size,
         max_model_len=MODEL.max_model_len,
         longest_token=5,
+        grammars=Grammars.of(tokenizer, MODEL.vocab_size, [END]),
     )
 
 
