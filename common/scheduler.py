@@ -4,9 +4,10 @@ There are no phases. A sequence has tokens, some of them computed; each step clo
 a budget of tokens, and where it closes all of it the next token is sampled.
 
 1. Running sequences that lack a single token come first: no prompt delays a running stream.
-2. The rest of the budget goes to sequences that lack more, waiting ones included. The most important one is
-   sure of half of it, so that it finishes; the others come in order of fewest tokens left, so that a short
-   prompt does not wait for long ones; what they leave goes to the first again.
+2. The rest of the budget goes to sequences that lack more, waiting ones included: in order of fewest tokens
+   left, so that a short prompt does not wait for long ones; but the most important one is sure of half of
+   it, so that a long prompt finishes however many short ones come. Prompts of one length come in order of
+   arrival.
 
 The most important waiting sequence is started before any other, so that nothing overtakes it on its way to
 blocks.
@@ -125,9 +126,11 @@ class Scheduler:
         if head is not None:
             others += self._roster.waiting
         sure = min(first.num_to_compute, max(1, budget // 2))
-        works = self._share(sorted(others, key=_shortness), budget - sure)
-        left = budget - sum(work.num_tokens for work in works)
-        return [*works, _work(first, min(first.num_to_compute, left))]
+        others.sort(key=_shortness)
+        shorter = [s for s in others if _shortness(s) < _shortness(first)]
+        works = self._share(shorter, budget - sure)
+        works += self._share([first], budget - _total(works))
+        return works + self._share(others[len(shorter) :], budget - _total(works))
 
     def _share(self, sequences: list[Sequence], budget: int) -> list[Work]:
         """Give each what it lacks, in this order, while the budget lasts; those that wait must be able to
@@ -212,6 +215,10 @@ class Scheduler:
 
 def _work(sequence: Sequence, count: int) -> Work:
     return Work(sequence, sequence.num_computed, count, count == sequence.num_to_compute)
+
+
+def _total(works: list[Work]) -> int:
+    return sum(work.num_tokens for work in works)
 
 
 def _shortness(sequence: Sequence) -> tuple[int, int, int]:

@@ -108,7 +108,7 @@ def test_a_retry_goes_on_where_the_first_attempt_stopped() -> None:
 # Handing over
 
 
-def hand_over(source: Engine, target: Engine, sequence: Sequence) -> Sequence:
+def hand_over(source: Engine, target: Engine, sequence: Sequence, seen_before: bool = False) -> Sequence:
     """Prefill in one engine, copy the blocks, go on in the other."""
     num_tokens = len(sequence.token_ids)
     source.add(sequence)
@@ -118,6 +118,7 @@ def hand_over(source: Engine, target: Engine, sequence: Sequence) -> Sequence:
     reservation = target.reserve(num_tokens, tuple(sequence.block_hashes[: num_tokens // size]))
     assert reservation is not None
     num_blocks, skip = -(-num_tokens // size), reservation.num_cached_blocks
+    assert skip == (num_tokens // size if seen_before else 0)
     lent = source.lend(sequence, skip, num_blocks - skip)
     assert lent is not None
     payload = b"".join(lent)
@@ -140,7 +141,8 @@ def test_goes_on_in_another_engine_as_if_it_had_started_there(length: int) -> No
     token_ids = prompt(length)
     source, target = make_engine(), make_engine()
     for attempt in range(2):  # the second finds all full blocks there already
-        successor = hand_over(source, target, make_sequence(f"r{attempt}", token_ids, handoff=True))
+        sequence = make_sequence(f"r{attempt}", token_ids, handoff=True)
+        successor = hand_over(source, target, sequence, seen_before=attempt > 0)
         run(target)
         assert output_of(successor) == generate(token_ids)
     assert source.load().num_free_blocks == target.load().num_free_blocks == 64
@@ -491,12 +493,15 @@ class Recorder:
             self._arrived.notify_all()
 
     def wait_for_ends(self, count: int) -> list[StepOutput]:
-        def ends() -> list[StepOutput]:
-            return [o for o in self.outputs if o.finish_reason is not None]
+        return self._wait_for(count, lambda output: output.finish_reason is not None)
 
+    def wait_for_tokens(self, count: int) -> list[StepOutput]:
+        return self._wait_for(count, lambda output: bool(output.token_ids))
+
+    def _wait_for(self, count: int, wanted: Callable[[StepOutput], bool]) -> list[StepOutput]:
         with self._arrived:
-            assert self._arrived.wait_for(lambda: len(ends()) >= count, PATIENCE_S), ends()
-            return ends()
+            assert self._arrived.wait_for(lambda: sum(map(wanted, self.outputs)) >= count, PATIENCE_S)
+            return list(filter(wanted, self.outputs))
 
 
 def test_the_thread_serves_sequences_as_they_come() -> None:
@@ -514,11 +519,45 @@ def test_the_thread_serves_sequences_as_they_come() -> None:
     assert not engine.alive
 
 
+def test_many_threads_may_speak_to_the_engine_at_once() -> None:
+    engine, recorder = make_engine(num_blocks=40), Recorder()
+    engine.start(recorder)
+    aborted: set[SequenceKey] = set()
+
+    def talk(name: int) -> None:
+        chance = random.Random(name)
+        for index in range(10):
+            key = SequenceKey(f"{name}.{index}", 0)
+            engine.add(make_sequence(key.request_id, PROMPTS[index % len(PROMPTS)]))
+            reservation = engine.reserve(9, (b"a" * 16, bytes([name]) * 16))
+            engine.load()
+            if chance.random() < 0.3 and engine.abort(key):
+                aborted.add(key)
+            if reservation is not None:
+                engine.cancel(reservation)
+
+    threads = [threading.Thread(target=talk, args=(name,)) for name in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        ends = recorder.wait_for_ends(40)
+    finally:
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        engine.stop()
+    assert {end.sequence.key for end in ends if end.finish_reason == "abort"} == aborted
+    for end in ends:
+        if end.finish_reason != "abort":
+            sequence = end.sequence
+            assert output_of(sequence) == generate(sequence.token_ids[: sequence.num_prompt_tokens])
+    assert engine.load().num_free_blocks == 40
+
+
 def test_a_deadline_fires_while_the_engine_has_nothing_to_do() -> None:
     engine, recorder = make_engine(), Recorder()
     engine.start(recorder)
     try:
-        engine.add(make_sequence("r", prompt(5), handoff=True, deadline=time.monotonic() + 0.3))
+        engine.add(make_sequence("r", prompt(5), handoff=True, deadline=time.monotonic() + 2))
         (end,) = recorder.wait_for_ends(1)
         assert end.error is not None
         assert end.error.code == "deadline"
@@ -587,6 +626,7 @@ def test_an_engine_whose_books_do_not_add_up_ends_and_says_so(caplog: pytest.Log
     engine, recorder = make_engine(), Recorder()
     engine.start(recorder)
     engine.add(make_sequence("r", prompt(3), handoff=True))
+    recorder.wait_for_tokens(1)
     lost = engine.reserve(4, (b"h" * 16,))
     assert lost is not None
     with caplog.at_level(logging.CRITICAL):

@@ -110,9 +110,15 @@ def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
     books.step()
     short = books.add(6, stem=5)
     done = books.step()
-    assert done[short] == 6
-    assert done[long[0]] == 8
-    assert done[long[1]] == 2
+    assert done == {short: 6, long[0]: 10}
+
+
+def test_prompts_of_one_length_come_in_order_of_arrival() -> None:
+    books = Books(max_num_batched_tokens=16)
+    prompts = [books.add(40, stem, max_tokens=1) for stem in range(3)]
+    order = [sequence for done in books.steps() for sequence in done if sequence.state is State.FINISHED]
+    assert order == prompts
+    assert books.scheduler.counters.num_steps == 8  # no step leaves a part of the budget unused
 
 
 def test_a_long_prompt_finishes_however_many_short_ones_come() -> None:
