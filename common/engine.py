@@ -228,8 +228,8 @@ class Engine:
 
     def take_back(self, sequence: Sequence) -> None:
         with self._changed:
-            self._roster.take_back(sequence)
-            self._changed.notify_all()
+            if self._roster.take_back(sequence):
+                self._changed.notify_all()
 
     def release(self, key: SequenceKey) -> bool:
         """A decode worker has taken the parked sequence over: free its blocks. They stay in the prefix

@@ -251,12 +251,15 @@ class Roster:
         sequence.num_users += 1
         return True
 
-    def take_back(self, sequence: Sequence) -> None:
+    def take_back(self, sequence: Sequence) -> bool:
+        """Whether this returned its blocks to the pool."""
         assert sequence.num_users > 0, "taken back more often than lent"
         sequence.num_users -= 1
-        if sequence.num_users == 0 and sequence in self._lingering:
-            self._lingering.remove(sequence)
-            self._give_back(sequence)
+        if sequence.num_users or sequence not in self._lingering:
+            return False
+        self._lingering.remove(sequence)
+        self._give_back(sequence)
+        return True
 
     # Figures
 
