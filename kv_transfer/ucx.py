@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
 from kv_transfer import zmq
 from kv_transfer.mailbox import MailboxConnection
 from kv_transfer.memory import Buffer, cut, flat, scatter, size_of
@@ -30,9 +32,8 @@ PIECE_BYTES = 1 << 20
 GATHER_BYTES = 32 << 10  # shorter buffers are put together
 INLINE_BYTES = 256 << 10  # a payload up to this size costs less by ZeroMQ
 MEET_TIMEOUT_S = 5.0
-_TAG = struct.Struct(">Q")
+_PLACE = struct.Struct(">QQ")  # tag, checksum of the address; the address follows
 _COUNT = struct.Struct(">H")  # of pieces; their sizes follow, and the header
-_HELLO = b"ucx"
 # One UCX context per event loop and reach, since each costs tens of milliseconds and of descriptors.
 _engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, Engine]] = (
     weakref.WeakKeyDictionary()
@@ -73,17 +74,31 @@ async def connect(address: str, timeout_s: float, limits: Limits) -> Connection:
 
 
 async def meet(connection: MailboxConnection, engine: Engine, limits: Limits) -> "UcxConnection":
-    """Tell each other where our UCX workers are, and which tag payloads to us are to have."""
-    tag = int.from_bytes(os.urandom(_TAG.size))
-    await connection.send(_HELLO, [_TAG.pack(tag), engine.address])
+    """Tell each other where our UCX workers are, and which tag payloads to us are to have. UCX ends the
+    process when it is given an address that it cannot read, so versions and a checksum are compared before.
+    It takes more to keep a hostile peer out: UCX is for hosts that trust each other."""
+    tag = int.from_bytes(os.urandom(8))
+    hello = f"ucx {engine.version}".encode()
+    await connection.send(hello, [_PLACE.pack(tag, xxh3_64_intdigest(engine.address)), engine.address])
     header, size = await connection.receive()
     answer = bytearray(size)
     await connection.receive_payload([memoryview(answer)])
-    if header != _HELLO or size <= _TAG.size:
-        connection.refuse("the peer does not speak UCX")
+    if (reason := misfit(hello, header, answer)) is not None:
+        connection.refuse(reason)
         connection.check_alive()
-    endpoint = engine.endpoint(bytes(answer[_TAG.size :]))
-    return UcxConnection(connection, endpoint, _TAG.unpack_from(answer)[0], tag, limits)
+    endpoint = engine.endpoint(bytes(answer[_PLACE.size :]))
+    return UcxConnection(connection, endpoint, _PLACE.unpack_from(answer)[0], tag, limits)
+
+
+def misfit(hello: bytes, header: bytes, place: bytearray) -> str | None:
+    """What keeps us from using the answer to ``hello``."""
+    if not header.startswith(b"ucx ") or len(place) <= _PLACE.size:
+        return "the peer does not speak UCX"
+    if header != hello:
+        return f"the sides have different versions of UCX: {header[4:20]!r} and {hello[4:]!r}"
+    if xxh3_64_intdigest(place[_PLACE.size :]) != _PLACE.unpack_from(place)[1]:
+        return "the peer's UCX address was altered on its way"
+    return None
 
 
 class Announced(NamedTuple):

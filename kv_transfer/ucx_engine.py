@@ -53,6 +53,11 @@ class Engine:
         self.schedule()
 
     @property
+    def version(self) -> str:
+        """Of UCX itself. Only equal ones are known to read each other's addresses."""
+        return ".".join(str(part) for part in libucxx.get_ucx_version())
+
+    @property
     def address(self) -> bytes:
         return bytes(memoryview(self._worker.address))
 

@@ -33,16 +33,29 @@ def test_pieces_land_in_their_place_or_on_the_way_to_it(sizes: list[int], target
     assert all(view.nbytes for place in places for view in flat([place.landing]))
 
 
-async def test_a_peer_without_ucx_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("version", "altered", "reason"),
+    [
+        (b"hello", False, "does not speak UCX"),
+        (b"ucx 0.9.9", False, r"versions of UCX: b'0\.9\.9' and "),
+        (b"", True, "address was altered"),  # with our own version
+    ],
+)
+async def test_a_peer_whose_ucx_does_not_fit_is_refused_by_name(
+    version: bytes, altered: bool, reason: str
+) -> None:
     async def wait(connection: Connection) -> None:
         await connection.receive()
 
     listener = await transport.listen("ucx://127.0.0.1:0", wait)
     async with asyncio.timeout(TIMEOUT_S):
         connection = await transport.connect(listener.address.replace("ucx://", "zmq+tcp://"), TIMEOUT_S)
-        await connection.send(b"hello")
-        assert (await connection.receive())[0] == b"ucx"
-        with pytest.raises(ConnectionError, match="does not speak UCX"):
+        header, size = await connection.receive()
+        place = bytearray(size)
+        await connection.receive_payload([memoryview(place)])
+        place[-1] ^= altered
+        await connection.send(version or header, [place])
+        with pytest.raises(ConnectionError, match=reason):
             await connection.receive()
         await connection.close()
     await listener.close()
