@@ -74,6 +74,21 @@ def _send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> None:
     cast("asyncio.Future[None]", socket.send_multipart(frames, flags=zmq.DONTWAIT)).result()
 
 
+class Recent:
+    """The last thousand things added: strangers may invent ids without end."""
+
+    def __init__(self) -> None:
+        self._things: dict[object, None] = {}
+
+    def __contains__(self, thing: object) -> bool:
+        return thing in self._things
+
+    def add(self, thing: object) -> None:
+        self._things[thing] = None
+        if len(self._things) > 1000:
+            del self._things[next(iter(self._things))]
+
+
 class WorkerChannel:
     """The proxy's end: all workers, told apart by ``Peer``. One task receives; anybody sends.
 
@@ -82,7 +97,8 @@ class WorkerChannel:
 
     def __init__(self, address: str) -> None:
         self.num_malformed = 0
-        self._complained: set[Peer] = set()
+        self._complained = Recent()
+        self._gone = Recent()
         self._context = zmq.asyncio.Context()
         self._socket = _open_socket(self._context, zmq.ROUTER, address)
         self._socket.router_mandatory = True
@@ -96,9 +112,12 @@ class WorkerChannel:
         self.address = self._socket.get_string(zmq.LAST_ENDPOINT)
 
     async def receive(self) -> tuple[Peer, ToProxy]:
-        """The next well-formed message of any worker; others are counted and dropped."""
+        """The next well-formed message of any worker; others are counted and dropped. A peer that ``send``
+        found gone is not heard again, though some of what it said may still be in the queue."""
         while True:
             peer, *frames = await self._socket.recv_multipart()
+            if peer in self._gone:
+                continue
             try:
                 if len(frames) != 1:
                     raise MessageError(f"{len(frames)} frames instead of 1")
@@ -115,6 +134,7 @@ class WorkerChannel:
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
+            self._gone.add(peer)
             raise ConnectionError(f"worker {peer!r} is gone") from None
 
     async def disconnected(self) -> None:
@@ -131,8 +151,6 @@ class WorkerChannel:
         self.num_malformed += 1
         if peer in self._complained:
             return
-        if len(self._complained) >= 1000:  # strangers may invent ids without end
-            self._complained.clear()
         self._complained.add(peer)
         logger.warning("worker %r: %s; this and later ones are dropped", peer[:80], error)
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 
-from common.channel import PING_INTERVAL_S, Peer, WorkerChannel
+from common.channel import PING_INTERVAL_S, Peer, Recent, WorkerChannel
 from common.messages import (
     Abort,
     DecodeTarget,
@@ -54,6 +54,7 @@ class Dispatcher:
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._attempts: dict[str, Attempt] = {}  # under way, by request id
+        self._aborted_again = Recent()
         self._workers_changed = asyncio.Event()
 
     @property
@@ -198,6 +199,7 @@ class Dispatcher:
     def _hear(self, peer: Peer, message: ToProxy) -> None:
         match message:
             case Outputs(tokens=outputs):
+                self.registry.touch(peer)
                 for tokens in outputs:
                     self._hear_tokens(peer, tokens)
             case Status():
@@ -212,7 +214,10 @@ class Dispatcher:
                 self._metrics.void_outputs.inc()
             return
         self._metrics.void_outputs.inc()
-        if tokens.finish_reason is None:  # the Abort has overtaken the hand-over that it should have stopped
+        stray = (peer, tokens.request_id, tokens.attempt)
+        if tokens.finish_reason is None and stray not in self._aborted_again:
+            # The Abort may have overtaken the hand-over that it should have stopped.
+            self._aborted_again.add(stray)
             self._tell(peer, Abort(tokens.request_id, tokens.attempt))
 
     def _hear_status(self, peer: Peer, status: Status) -> None:

@@ -98,6 +98,13 @@ class Registry:
             logger.error("%s worker %s is refused: %s", worker.role, worker.name, worker.reason)
         return is_news
 
+    def touch(self, peer: Peer) -> None:
+        """The worker has said something else: it is not silent, even if its Status waits behind other
+        messages."""
+        worker = self._workers.get(peer)
+        if worker is not None and worker.state == "ready":
+            worker.spoke_at = time.monotonic()
+
     def forget(self, peer: Peer, reason: str) -> Worker | None:
         """The session is over."""
         worker = self._workers.pop(peer, None)
@@ -112,7 +119,7 @@ class Registry:
         self._swept_at = now
         if stalled:  # this process stood still: what the workers said meanwhile is not read yet
             return []
-        quiet = [w for w in self if now - w.heard_at > self._dead_after_s]
+        quiet = [w for w in self if now - max(w.heard_at, w.spoke_at) > self._dead_after_s]
         for worker in quiet:
             if worker.state == "refused":
                 del self._workers[worker.peer]

@@ -32,7 +32,7 @@ class StopStrings:
             start, word = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
             self._held = ""
             return Scan(held[: start + len(word) if self._include else start], True)
-        keep = max(_overlap(held, word) for word in self._stop)
+        keep = max(overlap(held, word) for word in self._stop)
         self._held = held[len(held) - keep :]
         return Scan(held[: len(held) - keep], False)
 
@@ -42,7 +42,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, word: str) -> int:
+def overlap(text: str, word: str) -> int:
     """Length of the longest end of ``text`` that is a beginning, but not the whole, of ``word``."""
     longest = min(len(text), len(word) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(word[:size])), 0)

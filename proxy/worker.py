@@ -22,7 +22,8 @@ class Charge(NamedTuple):
 class Worker:
     peer: Peer
     status: Status
-    heard_at: float  # time.monotonic()
+    heard_at: float  # time.monotonic(), of its last Status
+    spoke_at: float = 0.0  # of its last other message
     state: State = "silent"  # until it is examined
     reason: str = ""  # of a refusal
     draining: bool = False

@@ -167,6 +167,28 @@ async def test_sending_to_a_worker_that_left_fails_at_once_and_its_end_is_announ
             workers.send(b"nobody", Ping("proxy-1"))
 
 
+async def test_a_worker_that_is_gone_is_not_heard_again() -> None:
+    with listening() as workers, connected(workers.address, "2") as other:
+        async with reading(other):
+            with connected(workers.address) as proxy:
+                async with reading(proxy):
+                    peer = await announced(workers, proxy)
+                    for _ in range(100):
+                        proxy.send(HELLO)
+            await asyncio.wait_for(workers.disconnected(), WAIT_S)
+            with pytest.raises(ConnectionError, match="gone"):
+                workers.send(peer, Ping("proxy-1"))
+            assert await announced(workers, other) != peer
+
+
+def test_only_so_much_is_remembered() -> None:
+    recent = channel_module.Recent()
+    for number in range(5000):
+        recent.add(number)
+    assert 4999 in recent
+    assert 0 not in recent
+
+
 async def test_a_worker_that_does_not_read_fills_its_own_queue_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "MAX_QUEUED_MESSAGES", 10)
     with (

@@ -75,6 +75,15 @@ def test_a_silent_worker_gets_no_work_and_is_welcomed_again(monkeypatch: pytest.
     assert registry.serves
 
 
+def test_a_worker_that_sends_tokens_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = registry_of(status_of("decode", "d"))
+    now = time.monotonic()
+    for seconds in (0.5, 1.0, 1.5, 2.5):
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
+        registry.touch(b"d")
+        assert registry.sweep() == []
+
+
 def test_nobody_is_taken_for_silent_because_the_proxy_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_of(status_of("decode", "d"))
     now = time.monotonic()
