@@ -1,5 +1,6 @@
 """From the ``--transport`` option to the address that a decode worker listens on."""
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,9 +15,15 @@ def listen_address(transport: str, worker: WorkerConfig, incarnation: str) -> st
     if transport in ("auto", "zmq"):
         return f"zmq+tcp://{place}"
     if transport == "ipc":
-        return f"zmq+ipc://{Path(tempfile.gettempdir()) / f'baton-{incarnation}.sock'}"
+        return f"zmq+ipc://{_socket_name(incarnation)}"
     if transport == "ucx":
         if "ucx" not in available():
             raise ConfigError("--transport ucx needs the package ucxx: install the extra named ucx")
         return f"ucx://{place}"
     raise ConfigError("--transport inproc connects workers inside one process only")
+
+
+def _socket_name(incarnation: str) -> str:
+    """On Linux a name without a file: a worker that is killed leaves nothing behind."""
+    name = f"baton-{incarnation}"
+    return f"@{name}" if sys.platform == "linux" else str(Path(tempfile.gettempdir()) / f"{name}.sock")

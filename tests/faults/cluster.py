@@ -46,12 +46,15 @@ class Usage(NamedTuple):
 class Process:
     """One member of the cluster; its log goes on over restarts."""
 
-    def __init__(self, name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str], max_fds: int = 0
+    ) -> None:
         self.name = name
         self.argv = list(argv)
         self.log = log
         self.num_starts = 0
         self._environment = dict(environment)
+        self._max_fds = max_fds
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -83,6 +86,8 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        if self._max_fds:
+            psutil.Process(self.pid).rlimit(psutil.RLIMIT_NOFILE, (self._max_fds, self._max_fds))
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -131,8 +136,9 @@ class Cluster:
         transport: str = "zmq",
         relayed: bool = False,
         relayed_control: bool = False,
+        max_fds: int = 0,
     ) -> None:
-        """``options`` go to all workers."""
+        """``options`` go to all workers. ``max_fds`` limits each process; 0: no limit of ours."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.relays: dict[str, Relay] = {}
@@ -140,6 +146,7 @@ class Cluster:
         self.http_port, self.control_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.http_port}"
         self._model = model
+        self._max_fds = max_fds
         self._relayed, self._relayed_control = relayed, relayed_control
         proxy = [f"--port={self.http_port}", f"--control-port={self.control_port}", *proxy_options]
         self._add("proxy", [f"--model={model}", *proxy])
@@ -171,7 +178,7 @@ class Cluster:
         module = MODULES[name.rstrip("0123456789")]
         environment = thread_variables(1) | {"PYTHONUNBUFFERED": "1"}
         argv = ["-m", module, *options]
-        self.processes[name] = Process(name, argv, self.directory / f"{name}.log", environment)
+        self.processes[name] = Process(name, argv, self.directory / f"{name}.log", environment, self._max_fds)
 
     # Life
 

@@ -31,3 +31,7 @@ async def runs_or_receives(cluster: Cluster, role: str) -> None:
         return any(load["num_running"] or load["num_receiving"] or load["num_waiting"] for load in loads)
 
     await eventually(busy, 20.0, f"a {role} worker has work")
+
+
+async def counters_of(cluster: Cluster, name: str) -> Mapping[str, float]:
+    return dict((await cluster.workers())[name]["counters"])

@@ -131,8 +131,8 @@ async def test_readiness_tells_which_role_is_missing(cluster: Cluster, deed: str
     async def tells() -> bool:
         response = await cluster.get("/ready")
         # Decode workers stand in for prefill workers, so requests are served without these.
-        expected = 200 if role == "prefill" else 503
-        return response.status_code == expected and response.json()["missing"] == [role]
+        expected = (200 if role == "prefill" else 503, [role])
+        return bool((response.status_code, response.json()["missing"]) == expected)
 
     await eventually(tells, 10.0, f"/ready names {role}")
     assert (await cluster.get("/live")).status_code == 200
