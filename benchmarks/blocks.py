@@ -2,7 +2,7 @@
 
 A prompt's blocks go from a region of this process to one of another, once by the whole protocol (Offer,
 Accept, Blocks with checksums, Credit, Handover, Landed) and once as bare messages of the same sizes on the
-same transport, in turn. """
+same transport, in turn."""
 
 import asyncio
 import queue
@@ -44,6 +44,9 @@ class Shelf:
 
     def landing_views(self, reservation: Reservation, first: int, count: int) -> list[memoryview]:
         return [self._region[first * BLOCK_BYTES : (first + count) * BLOCK_BYTES]]
+
+    def landed(self, reservation: Reservation, first: int, count: int, views: list[memoryview]) -> None:
+        pass
 
     def cancel(self, reservation: Reservation) -> None:
         pass

@@ -65,9 +65,10 @@ def automatic_bytes(device: torch.device) -> int:
 
 
 class Cache:
-    """In main memory it is backed by pages that the system hands out, zeroed, when they are first written."""
+    """In main memory it is backed by pages that the system hands out, zeroed, when they are first written.
+    On a device the bytes of blocks travel by way of main memory; ``staged`` asks for that anywhere."""
 
-    def __init__(self, layout: Layout, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, layout: Layout, num_blocks: int, device: torch.device, staged: bool = False) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
@@ -76,7 +77,7 @@ class Cache:
         shape = (num_blocks, layout.num_layers, 2, num_heads, block_size, layout.head_dim)
         dtype = DTYPES[layout.dtype]
         self._bytes: memoryview | None = None
-        if device.type == "cpu":
+        if device.type == "cpu" and not staged:
             num_bytes = math.prod(shape) * dtype.itemsize
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._bytes = memoryview(memory)
@@ -96,6 +97,41 @@ class Cache:
             raise ValueError(f"blocks on {self.device} have no bytes in main memory")
         size = self.block_bytes
         return [self._bytes[first * size : (last + 1) * size] for first, last in runs(block_ids)]
+
+    def read(self, block_ids: Sequence[int]) -> list[memoryview]:
+        """The bytes of the blocks, to be read: in place, or a copy from the device."""
+        if self._bytes is not None:
+            return self.views(block_ids)
+        host = self._host_memory(len(block_ids))
+        for row, block_id in zip(host, block_ids, strict=True):
+            row.copy_(self._block_bytes(block_id), non_blocking=True)
+        self.synchronize()
+        return [host.flatten().numpy().data]
+
+    def landing(self, block_ids: Sequence[int]) -> list[memoryview]:
+        """Where to write the bytes of the blocks; then call ``landed``."""
+        if self._bytes is not None:
+            return self.views(block_ids)
+        if not block_ids:
+            return []
+        return [self._host_memory(len(block_ids)).flatten().numpy().data]
+
+    def landed(self, block_ids: Sequence[int], views: Sequence[memoryview]) -> None:
+        """What was written to ``landing``'s views is what the blocks hold from now on."""
+        if self._bytes is not None:
+            return
+        host = torch.frombuffer(views[0], dtype=torch.uint8).view(len(block_ids), self.block_bytes)
+        for row, block_id in zip(host, block_ids, strict=True):
+            self._block_bytes(block_id).copy_(row, non_blocking=True)
+        self.synchronize()
+
+    def _host_memory(self, num_blocks: int) -> Tensor:
+        """Pinned where the device can then copy by itself: [num_blocks, block_bytes] uint8."""
+        pinned = self.device.type == "cuda"
+        return torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8, pin_memory=pinned)
+
+    def _block_bytes(self, block_id: int) -> Tensor:
+        return self.data[block_id].flatten().view(torch.uint8)
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""

@@ -224,7 +224,8 @@ class Engine:
         with self._changed:
             if not self._roster.lend(sequence):
                 return None
-            return self.cache.views(sequence.block_ids[first : first + count])
+            block_ids = sequence.block_ids[first : first + count]
+        return self.cache.read(block_ids)
 
     def take_back(self, sequence: Sequence) -> None:
         with self._changed:
@@ -253,7 +254,11 @@ class Engine:
         """Where ``count`` of the reserved blocks from the ``first`` on are to be written. The blocks must
         not be written any more once the reservation is cancelled or adopted."""
         assert first >= reservation.num_cached_blocks, "these blocks are shared: they have content"
-        return self.cache.views(reservation.block_ids[first : first + count])
+        return self.cache.landing(reservation.block_ids[first : first + count])
+
+    def landed(self, reservation: Reservation, first: int, count: int, views: list[memoryview]) -> None:
+        """What was written to ``landing_views`` is right: it is the blocks' content."""
+        self.cache.landed(reservation.block_ids[first : first + count], views)
 
     def cancel(self, reservation: Reservation) -> None:
         """Give the reserved blocks back. Safe to repeat."""

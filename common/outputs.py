@@ -34,6 +34,8 @@ def status_of(
     draining: bool,
     counters: dict[str, float],
 ) -> Status:
+    if not engine.alive:
+        raise RuntimeError("the engine has ended: this worker serves nothing any more")
     return Status(
         incarnation=incarnation,
         name=name,

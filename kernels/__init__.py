@@ -92,9 +92,7 @@ class Ops(Protocol):
 
 
 def select(device: torch.device) -> Ops:
-    """The implementation for ``device``."""
+    """The implementation for ``device``: plain PyTorch, which computes on any device that PyTorch knows."""
     from kernels import cpu
 
-    if device.type == "cpu":
-        return cpu
-    raise ValueError(f"no kernels for device {device.type!r}")
+    return cpu

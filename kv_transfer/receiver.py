@@ -62,6 +62,10 @@ class BlockSink(Protocol):
         """Where ``count`` of the reserved blocks from the ``first`` on are to be written."""
         ...
 
+    def landed(self, reservation: Reservation, first: int, count: int, views: list[memoryview]) -> None:
+        """What was written there is right."""
+        ...
+
     def cancel(self, reservation: Reservation) -> None: ...
 
 
@@ -219,6 +223,7 @@ class Receiver:
             return
         if message.checksum is not None and checksum(views) != message.checksum:
             return self._fence(incoming, "checksum")
+        self._sink.landed(incoming.reservation, message.first, message.count, views)
         self.counters.received_bytes += num_bytes
         incoming.received.update(run)
         peer.say(Credit(message.transfer_id, len(incoming.received)))

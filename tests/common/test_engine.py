@@ -123,10 +123,13 @@ def hand_over(source: Engine, target: Engine, sequence: Sequence, seen_before: b
     assert lent is not None
     payload = b"".join(lent)
     source.take_back(sequence)
-    for view in target.landing_views(reservation, skip, num_blocks - skip):
+    views = target.landing_views(reservation, skip, num_blocks - skip)
+    for view in views:
         view[:] = payload[: len(view)]
         payload = payload[len(view) :]
     assert not payload
+    if views:
+        target.landed(reservation, skip, num_blocks - skip, views)
     assert source.release(sequence.key)
     successor = make_sequence(
         sequence.key.request_id, sequence.token_ids, num_prompt_tokens=sequence.num_prompt_tokens
@@ -136,10 +139,11 @@ def hand_over(source: Engine, target: Engine, sequence: Sequence, seen_before: b
     return successor
 
 
+@pytest.mark.parametrize("staged", [False, True], ids=["in place", "staged"])
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 31, 32, 33])
-def test_goes_on_in_another_engine_as_if_it_had_started_there(length: int) -> None:
+def test_goes_on_in_another_engine_as_if_it_had_started_there(length: int, staged: bool) -> None:
     token_ids = prompt(length)
-    source, target = make_engine(), make_engine()
+    source, target = make_engine(staged=staged), make_engine(staged=staged)
     for attempt in range(2):  # the second finds all full blocks there already
         sequence = make_sequence(f"r{attempt}", token_ids, handoff=True)
         successor = hand_over(source, target, sequence, seen_before=attempt > 0)

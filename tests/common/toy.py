@@ -70,12 +70,13 @@ def make_engine(
     max_parked_blocks: int | None = None,
     max_model_len: int = MAX_MODEL_LEN,
     grammars: Grammars | None = None,
+    staged: bool = False,
     **changes: Any,
 ) -> Engine:
     config = make_config(**changes)
     device = torch.device("cpu")
     layout = make_layout("toy", "float32", NUM_LAYERS, NUM_HEADS, HEAD_DIM, config.block_size)
-    cache = Cache(layout, choose_num_blocks(config, layout, max_model_len, device), device)
+    cache = Cache(layout, choose_num_blocks(config, layout, max_model_len, device), device, staged)
     card = ModelInfo("toy", "toy", VOCAB_SIZE, max_model_len)
     return Engine(model or ToyModel(), cache, card, config, [EOS], max_parked_blocks, grammars)
 

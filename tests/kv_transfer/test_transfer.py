@@ -86,6 +86,9 @@ class Memory:
     def landing_views(self, held: Reservation, first: int, count: int) -> list[memoryview]:
         return [self.block(b) for b in held.block_ids[first : first + count]]
 
+    def landed(self, held: Reservation, first: int, count: int, views: list[memoryview]) -> None:
+        pass
+
     def cancel(self, held: Reservation) -> None:
         self.free.extend(held.block_ids[held.num_cached_blocks :])
 
