@@ -36,11 +36,9 @@ def test_the_list_of_operations_is_not_empty() -> None:
     assert {"linear", "paged_attention", "store_kv"} <= set(OPERATIONS)
 
 
-def test_cpus_get_kernels_and_a_device_without_any_is_named() -> None:
+def test_cpus_get_kernels_with_every_operation() -> None:
     ops: Ops = select(torch.device("cpu"))
-    assert ops.linear is not None
-    with pytest.raises(ValueError, match="meta"):
-        select(torch.device("meta"))
+    assert all(callable(getattr(ops, operation)) for operation in OPERATIONS)
 
 
 def test_the_specification_is_an_implementation() -> None:
