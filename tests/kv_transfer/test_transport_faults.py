@@ -103,6 +103,26 @@ async def test_a_peer_that_stopped_running_is_taken_for_dead(
         process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.parametrize("by_death", [True, False])
+async def test_a_buffer_is_left_alone_once_receiving_into_it_has_ended(address: str, by_death: bool) -> None:
+    async with asyncio.timeout(TIMEOUT_S), connected("listen", address) as (connection, process):
+        sending = asyncio.create_task(connection.send(b"echo", [bytes(16 << 20)]))
+        await connection.receive()
+        await sending
+        target = bytearray(b"?" * (16 << 20))
+        receiving = asyncio.create_task(connection.receive_payload([memoryview(target)]))
+        await asyncio.wait([receiving], timeout=0.002)
+        if by_death:
+            process.kill()
+        else:
+            receiving.cancel()
+        await asyncio.wait([receiving])
+        found = bytes(target)
+        await asyncio.wait([asyncio.create_task(connection.receive())], timeout=0.5)
+        assert target == found
+        assert receiving.cancelled() or receiving.exception() is not None or not any(found)
+
+
 async def test_a_peer_that_was_taken_for_dead_learns_it_when_it_runs_again(address: str) -> None:
     """The process ends by itself: its connection has ended and it has no other."""
     async with asyncio.timeout(TIMEOUT_S), connected("connect", address) as (connection, process):
