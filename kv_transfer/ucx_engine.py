@@ -17,6 +17,7 @@ from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
 from kv_transfer.memory import Buffer
+from kv_transfer.transport import AddressError
 
 log = logging.getLogger(__name__)
 PROGRESS_BURST = 16  # steps of progress before other tasks get their turn
@@ -39,12 +40,18 @@ class Operation(NamedTuple):
 
 
 class Engine:
-    """Belongs to the event loop that runs when it is made."""
+    """Belongs to the event loop that runs when it is made. Raises ``AddressError`` when UCX cannot work
+    here."""
 
     def __init__(self, is_local: bool) -> None:
-        self._context = libucxx.UCXContext(options(is_local))
-        self._worker = libucxx.UCXWorker(self._context)
-        self._worker.init_blocking_progress_mode()
+        try:
+            self._context = libucxx.UCXContext(options(is_local))
+            self._worker = libucxx.UCXWorker(self._context)
+            self._worker.init_blocking_progress_mode()
+        except libucxx.UCXError as error:
+            raise AddressError(
+                f"UCX does not start here (its settings are UCX_ variables): {error}"
+            ) from error
         self._operations: list[Operation] = []
         self._is_scheduled = False
         self._pause: asyncio.TimerHandle | None = None
