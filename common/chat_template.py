@@ -38,6 +38,7 @@ class ChatTemplate:
         one."""
         environment = new_environment()
         self.special = dict(special)
+        self.source = "\n".join(sources.values())
         try:
             self.templates = {name: environment.from_string(source) for name, source in sources.items()}
         except jinja2.TemplateSyntaxError as error:

@@ -122,6 +122,12 @@ class ProxyConfig:
     request_timeout_s: float = option(600.0, "deadline of a request that names none")
     max_attempts: int = option(4, "times a request is dispatched before it fails")
     dead_after_s: float = option(2.0, "a worker silent for this long is taken for dead")
+    tool_call_parser: str = option(
+        "auto", "how the model writes calls: hermes, qwen3_coder or llama3_json; auto: as its template tells"
+    )
+    reasoning_parser: str = option(
+        "auto", "deepseek_r1 or qwen3: <think> tags are told apart; none; auto: as the chat template tells"
+    )
     prefill_fallback: bool = option(
         True, "decode workers prefill too while there is no prefill worker; off: requests get 503"
     )
@@ -133,6 +139,10 @@ class ProxyConfig:
         require(self.max_queued_requests > 0, "max_queued_requests", "must be at least 1")
         require(self.request_timeout_s > 0, "request_timeout_s", "must be positive")
         require(self.dead_after_s > 0, "dead_after_s", "must be positive")
+        parsers = ("auto", "hermes", "qwen3_coder", "llama3_json")
+        require(self.tool_call_parser in parsers, "tool_call_parser", f"must be one of {', '.join(parsers)}")
+        parsers = ("auto", "none", "deepseek_r1", "qwen3")
+        require(self.reasoning_parser in parsers, "reasoning_parser", f"must be one of {', '.join(parsers)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def main() -> int:
     config, engine = options.parse((ProxyConfig, EngineConfig), prog="proxy", role="proxy")
     try:
         listener = bind(config.host, config.port)
-        model = ServedModel.load(engine)
+        model = ServedModel.load(engine, config.tool_call_parser, config.reasoning_parser)
         uvloop.run(serve(config, model, listener))
     except (ModelError, OSError) as error:
         return options.refusal("proxy", ConfigError(str(error)))

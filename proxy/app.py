@@ -13,6 +13,8 @@ from starlette.types import ASGIApp
 
 from common.messages import PROTOCOL_VERSION
 from proxy.body import read_body
+from proxy.chat_job import chat_job
+from proxy.completion_job import completion_job
 from proxy.door import Door
 from proxy.errors import ApiError, invalid
 from proxy.frontend import Frontend
@@ -21,7 +23,7 @@ from proxy.prompts import Limits, check_token_ids, encode, render
 from proxy.reply import Reply
 from proxy.schema import DetokenizeBody, TokenizeBody, read
 from proxy.served_model import ServedModel
-from proxy.validate import chat_job, check_model, completion_job
+from proxy.validate import check_model
 from proxy.version import VERSION
 from proxy.worker import Worker
 

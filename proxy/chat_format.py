@@ -2,6 +2,7 @@
 
 from common.messages import TokenLogprob
 from common.tokenizer import Tokenizer
+from proxy.assistant import Assistant, Call, Delta
 from proxy.formats import Envelope, Finished, Json, Usage, clamp, encode, event
 from proxy.job import Job
 from proxy.text import Piece
@@ -15,6 +16,9 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._envelope = envelope
         self._prefix = envelope.event_prefix(CHUNK)
+        is_plain = not (job.dialect.has_thoughts or job.dialect.call_style)
+        self._assistants = None if is_plain else [Assistant(job.dialect) for _ in range(job.num_choices)]
+        self._tells_tokens = job.return_token_ids or job.sampling.num_logprobs is not None
 
     def first_chunk(self, index: int) -> bytes | None:
         choice: Json = {
@@ -29,15 +33,40 @@ class ChatFormat:
         return event(body)
 
     def chunk(self, index: int, piece: Piece, timings: dict[str, float] | None) -> bytes:
+        if self._assistants is None:
+            delta, reason = (
+                b'{"content":%b}' % encode(piece.text) if piece.text else b"{}",
+                piece.finish_reason,
+            )
+            return self._event(index, piece, delta, reason, timings)
+        assistant = self._assistants[index]
+        found = assistant.push(piece.text)
+        if piece.finish_reason is None:
+            if not found and not self._tells_tokens:
+                return b""
+            return self._event(index, piece, encode(_delta(found)), None, timings)
+        rest = assistant.finish()
+        chunks = self._event(index, Piece(), encode(_delta(found)), None, None) if found and rest else b""
+        end = self._reason(piece.finish_reason, assistant)
+        return chunks + self._event(index, piece, encode(_delta(rest or found)), end, timings)
+
+    def _event(
+        self, index: int, piece: Piece, delta: bytes, reason: str | None, timings: dict[str, float] | None
+    ) -> bytes:
         extra = self._extra(piece.token_ids, timings)
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}]}\n\n' % (
             self._prefix,
             index,
-            b'{"content":%b}' % encode(piece.text) if piece.text else b"{}",
+            delta,
             encode(self._logprobs(piece.logprobs)),
-            encode(piece.finish_reason),
+            encode(reason),
             b"," + encode(extra)[1:-1] if extra else b"",
         )
+
+    def _reason(self, reason: str | None, assistant: Assistant) -> str | None:
+        """A call that the client asked for by name is no news, to OpenAI."""
+        has_called = assistant.num_calls > 0 and not self._job.has_named_call
+        return "tool_calls" if reason == "stop" and has_called else reason
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._envelope.usage_event(CHUNK, usage)
@@ -50,11 +79,13 @@ class ChatFormat:
         return encode(body | {"usage": usage.body()})
 
     def _choice(self, choice: Finished) -> Json:
+        assistant = Assistant(self._job.dialect)
+        message = _message(assistant.whole(choice.text))
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._reason(choice.finish_reason, assistant),
         } | self._extra(choice.token_ids, choice.timings)
 
     def _extra(self, token_ids: list[int], timings: dict[str, float] | None) -> Json:
@@ -74,3 +105,39 @@ class ChatFormat:
         raw = self._tokenizer.token_bytes(token_id)
         text = raw.decode("utf-8", errors="replace")
         return {"token": text, "logprob": clamp(logprob), "bytes": list(raw)}
+
+
+def _message(found: Delta) -> Json:
+    message: Json = {"role": "assistant", "content": found.content, "refusal": None}
+    if found.thoughts:
+        message["reasoning_content"] = found.thoughts
+    if found.calls:
+        message["content"] = found.content or None
+        message["tool_calls"] = [_call(call) for call in found.calls]
+    return message
+
+
+def _call(call: Call) -> Json:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _delta(found: Delta) -> Json:
+    delta: Json = {}
+    if found.thoughts:
+        delta["reasoning_content"] = found.thoughts
+    if found.content:
+        delta["content"] = found.content
+    if found.calls:
+        delta["tool_calls"] = [_call_delta(call) for call in found.calls]
+    return delta
+
+
+def _call_delta(call: Call) -> Json:
+    """Id, type and name come once, with the first piece of a call."""
+    if call.id:
+        return {"index": call.index} | _call(call)
+    return {"index": call.index, "function": {"arguments": call.arguments}}

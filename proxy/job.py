@@ -3,12 +3,13 @@ worker."""
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from common.messages import Sampling
+from proxy.assistant import Dialect
 
 Endpoint = Literal["completions", "chat"]
 
@@ -38,6 +39,8 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     trace: str = ""
+    dialect: Dialect = field(default_factory=Dialect)  # of chats
+    has_named_call: bool = False  # the client said which function is to be called
     ignored: tuple[str, ...] = ()  # fields of the body that had no effect
 
     @property

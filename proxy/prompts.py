@@ -1,14 +1,16 @@
 """Prompts: from messages to text, from text to tokens, and whether they fit."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from proxy.errors import ApiError, context_length_exceeded, invalid
 from proxy.job import Prompt
-from proxy.schema import Message
+from proxy.schema import Message, Tool
 from proxy.served_model import ServedModel
+from proxy.tools import introduce, plain_tool
 
 INLINE_CHARACTERS = 4096  # longer texts are tokenized in a thread, aside of other requests' streams
 
@@ -30,7 +32,11 @@ class Wish(NamedTuple):
 
 
 def render(
-    messages: list[Message], model: ServedModel, add_generation_prompt: bool, variables: dict[str, Any]
+    messages: list[Message],
+    model: ServedModel,
+    add_generation_prompt: bool,
+    variables: dict[str, Any],
+    tools: Sequence[Tool] = (),
 ) -> str:
     """The prompt's text, by the model's own template."""
     if model.template is None:
@@ -40,7 +46,10 @@ def render(
         raise invalid("chat_template_kwargs", f"{min(reserved)} cannot be set here")
     try:
         plain = [_plain_message(index, message) for index, message in enumerate(messages)]
-        return model.template.render(plain, add_generation_prompt=add_generation_prompt, **variables)
+        if tools and not model.template_has_tools:
+            plain, tools = introduce(plain, tools), ()
+        described = [plain_tool(tool) for tool in tools] or None
+        return model.template.render(plain, described, add_generation_prompt, **variables)
     except ValueError as error:
         raise invalid("messages", str(error)) from None
 
@@ -55,7 +64,21 @@ def _plain_message(index: int, message: Message) -> dict[str, Any]:
                 raise ValueError(text)
         fields["content"] = "".join(part.text or "" for part in message.content)
     fields.setdefault("content", "")
+    for call in fields.get("tool_calls") or ():
+        call["type"] = "function"
+        call["function"]["arguments"] = _as_object(index, call["function"]["arguments"])
     return fields
+
+
+def _as_object(index: int, arguments: "str | dict[str, Any]") -> Any:
+    """Clients send arguments as a text, templates want them as an object."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError as error:
+        text = f"messages[{index}]: the arguments of a call are not valid JSON: {error}"
+        raise ValueError(text) from None
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:

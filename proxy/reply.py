@@ -103,7 +103,8 @@ class Reply(Response):
             chunk = self._format.chunk(choice.index, piece, timings)
             if beginning := beginnings.pop(choice.index, None):
                 chunk = beginning + chunk
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         end = self._format.usage_chunk(self._usage()) if self._job.include_usage else b""
         await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n"})
 

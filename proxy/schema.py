@@ -104,13 +104,45 @@ class TextPart(Struct, frozen=True):
     text: str | None = None
 
 
+class PastFunction(Struct, frozen=True):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class PastCall(Struct, frozen=True, omit_defaults=True):
+    function: PastFunction
+    id: str = ""
+    type: str | None = None
+
+
 class Message(Struct, frozen=True, omit_defaults=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[PastCall] | None = None
     reasoning_content: str | None = None
+
+
+class Function(Struct, frozen=True, omit_defaults=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True):
+    type: str
+    function: Function
+
+
+class FunctionName(Struct, frozen=True):
+    name: str
+
+
+class NamedChoice(Struct, frozen=True):
+    function: FunctionName
+    type: str = "function"
 
 
 class ChatBody(Struct, frozen=True):
@@ -121,8 +153,9 @@ class ChatBody(Struct, frozen=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeBody(Struct, frozen=True):

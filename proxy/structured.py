@@ -62,13 +62,21 @@ def json_grammar(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str
 
 def lark_grammar(text: str, parts: Mapping[str, str] | None = None) -> str:
     """``text`` may name each of ``parts``, grammars of their own, as ``@name``."""
-    named = [_first(part) | {"name": name} for name, part in (parts or {}).items()]
+    named = [entry for name, part in (parts or {}).items() for entry in _named(name, part)]
     return json.dumps({"grammars": [{"lark_grammar": text}, *named]})
 
 
-def _first(grammar: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(grammar)["grammars"][0]
-    return content
+def after_thoughts(grammar: str, starts_thinking: bool) -> str:
+    """The grammar holds for what comes after the closing tag; thoughts are free."""
+    begin = "thought GAP" if starts_thinking else '("<think>" thought GAP)?'
+    rules = [f"start: {begin} @message", 'thought[suffix="</think>"]: /(?s:.*)/', r"GAP: /\n{0,2}/"]
+    return lark_grammar("\n".join(rules), {"message": grammar})
+
+
+def _named(name: str, grammar: str) -> list[dict[str, Any]]:
+    """A grammar's parts, the first of which gets the name."""
+    first, *others = json.loads(grammar)["grammars"]
+    return [first | {"name": name}, *others]
 
 
 def _of_response_format(given: ResponseFormat | None) -> list[Constraint]:

@@ -1,62 +1,15 @@
-"""From the body of a request to a Job, or to an ApiError that names what is wrong.
+"""From the options of a request to a Job, or to an ApiError that names what is wrong.
 
 All that can be refused is refused here, before any worker hears of the request.
 """
 
-from dataclasses import replace
-
 from common.messages import Sampling
-from proxy.errors import ApiError, invalid, unsupported
+from proxy.errors import ApiError, invalid
 from proxy.job import Endpoint, Job, Prompt, random_seed
-from proxy.prompts import Limits, Wish, check_token_ids, render, split_prompts, text_prompt, token_prompt
-from proxy.schema import ChatBody, CompletionBody, Options, read, unknown_fields
+from proxy.prompts import Limits, check_token_ids
+from proxy.schema import Options
 from proxy.served_model import ServedModel
-from proxy.structured import check_grammar, constraint_of
-
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; chats may run to the end of the context
-
-
-async def completion_job(body: bytes, model: ServedModel, limits: Limits, trace: str = "") -> Job:
-    options, own = read(body, Options), read(body, CompletionBody)
-    ignored = unknown_fields(body, Options, CompletionBody)
-    check_model(options.model, model)
-    if own.suffix:
-        raise unsupported("suffix")
-    if own.best_of not in (None, options.n or 1):
-        raise unsupported("best_of")
-    if own.echo and own.logprobs is not None:
-        raise invalid("echo", "echo together with logprobs is not supported by this server")
-    parts = split_prompts(own.prompt)
-    _check_count(options, len(parts), limits)
-    special = own.add_special_tokens is not False
-    wish = Wish("prompt", options.max_tokens or options.max_completion_tokens, DEFAULT_COMPLETION_TOKENS)
-    prompts = [
-        await text_prompt(part, special, wish, model, limits)
-        if isinstance(part, str)
-        else token_prompt(part, wish, model, limits)
-        for part in parts
-    ]
-    sampling = await _sampling(options, prompts, own.logprobs, model)
-    job = _job("completions", options, prompts, sampling, limits)
-    return replace(job, echo=bool(own.echo), trace=trace, ignored=tuple(ignored))
-
-
-async def chat_job(body: bytes, model: ServedModel, limits: Limits, trace: str = "") -> Job:
-    options, own = read(body, Options), read(body, ChatBody)
-    ignored = unknown_fields(body, Options, ChatBody)
-    check_model(options.model, model)
-    if own.tools and own.tool_choice != "none":
-        raise unsupported("tools")
-    if own.top_logprobs and not own.logprobs:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
-    _check_count(options, 1, limits)
-    text = render(own.messages, model, own.add_generation_prompt is not False, own.chat_template_kwargs or {})
-    wish = Wish("messages", options.max_completion_tokens or options.max_tokens, limits.max_model_len)
-    prompt = await text_prompt(text, False, wish, model, limits)
-    num_logprobs = (own.top_logprobs or 0) if own.logprobs else None
-    sampling = await _sampling(options, [prompt], num_logprobs, model)
-    job = _job("chat", options, [prompt], sampling, limits)
-    return replace(job, trace=trace, ignored=tuple(ignored))
+from proxy.structured import Constraint, check_grammar
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
@@ -65,14 +18,14 @@ def check_model(name: str | None, model: ServedModel) -> None:
         raise ApiError(404, text, param="model", code="model_not_found")
 
 
-def _check_count(options: Options, num_prompts: int, limits: Limits) -> None:
+def check_count(options: Options, num_prompts: int, limits: Limits) -> None:
     n = options.n or 1
     if n * num_prompts > limits.max_choices:
         text = f"{num_prompts} prompts with n = {n} are more than {limits.max_choices} sequences"
         raise invalid("n", text)
 
 
-def _job(
+def build_job(
     endpoint: Endpoint, options: Options, prompts: list[Prompt], sampling: Sampling, limits: Limits
 ) -> Job:
     if options.stream_options is not None and not options.stream:
@@ -96,15 +49,18 @@ def _job(
     )
 
 
-async def _sampling(
-    options: Options, prompts: list[Prompt], num_logprobs: int | None, model: ServedModel
+async def build_sampling(
+    options: Options,
+    prompts: list[Prompt],
+    num_logprobs: int | None,
+    constraint: Constraint | None,
+    model: ServedModel,
 ) -> Sampling:
     max_tokens = min(prompt.max_tokens for prompt in prompts)
     if (options.min_tokens or 0) > max_tokens:
         raise invalid("min_tokens", f"min_tokens is {options.min_tokens}, more than max_tokens, {max_tokens}")
     check_token_ids("logit_bias", options.logit_bias or {}, model)
     check_token_ids("stop_token_ids", options.stop_token_ids or [], model)
-    constraint = constraint_of(options)
     if constraint is not None:
         await check_grammar(constraint, model)
     return Sampling(

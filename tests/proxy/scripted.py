@@ -5,6 +5,8 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+import zmq
+
 from common.channel import ProxyChannel
 from common.messages import (
     Abort,
@@ -114,8 +116,9 @@ class ScriptedWorker:
 
     def break_connection(self) -> None:
         """As the network may; the worker connects again by itself."""
-        assert self._channel._socket is not None
-        self._channel._socket.disconnect(self._channel.address)
+        if self._channel._socket is not None:
+            with suppress(zmq.ZMQError):  # it is broken already
+                self._channel._socket.disconnect(self._channel.address)
 
     def fail(self, generate: Generate, error: WorkerError) -> None:
         self.say(generate, 0, (), "error", error=error)
@@ -207,6 +210,19 @@ def speaks(text: bytes, finish: FinishReason = "length") -> Script:
         end = min(len(text), generate.sampling.max_tokens)
         for index in range(done, end):
             worker.say(generate, index, (text[index],), finish if index == end - 1 else None)
+            await asyncio.sleep(0)
+
+    return script
+
+
+def answers(text: str, end: int = 256) -> Script:
+    """A decode worker that says the text, one message per token, and then the token ``end``."""
+
+    async def script(worker: ScriptedWorker, generate: Generate) -> None:
+        tokens = (*text.encode(), end)
+        done = len(generate.token_ids) - generate.num_prompt_tokens
+        for index in range(done, len(tokens)):
+            worker.say(generate, index, (tokens[index],), "stop" if index == len(tokens) - 1 else None)
             await asyncio.sleep(0)
 
     return script

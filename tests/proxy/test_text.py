@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from common.messages import FinishReason, Sampling
 from proxy.attempt import Batch
 from proxy.job import Job, Prompt
-from proxy.text import Detokenized, Piece, StopStrings
+from proxy.stop_strings import StopStrings
+from proxy.text import Detokenized, Piece
 from tests.proxy.conftest import END, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
