@@ -33,6 +33,7 @@ __all__ = [
 ]
 PANEL_OUTPUTS = 64  # outputs are padded to this: PANEL * PANEL_GROUP
 ALIGNMENT = 64
+LARGEST_INT8_WEIGHT = 250.0  # where a product on the way leaves half precision
 
 
 def available() -> str | None:
@@ -61,6 +62,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: torch.dtype | None = 
     kind = kind or weight.dtype
     assert kind in (weight.dtype, torch.int8)
     weight = weight.contiguous()
+    if kind == torch.int8 and not weight.abs().max() <= LARGEST_INT8_WEIGHT:
+        raise ValueError(f"weights of up to {weight.abs().max():.3g} cannot be kept as int8")
     data = aligned(round_up(num_outputs, PANEL_OUTPUTS) * bytes_per_output(num_inputs, kind))
     load().baton_pack(
         weight.data_ptr(), DTYPES[weight.dtype], num_outputs, num_inputs, KINDS[kind], data.data_ptr()

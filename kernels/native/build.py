@@ -3,7 +3,7 @@
 The library's name in the cache directory (``BATON_CACHE_DIR``, or ``baton`` in the user's cache) is a hash of the
 sources, the compiler and the options, so that it is rebuilt exactly when one of them changes. ``isa.c`` is compiled once
 for each instruction set; which of them runs is decided by the processor when the library is loaded. ``python -m
-kernels.native.build`` does the same ahead of time.
+kernels.native`` does the same ahead of time.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,7 @@ AVX512_FLAGS = (
 X86_SETS = {
     "avx2": ("-DISA_AVX2", "-mavx2", "-mfma", "-mf16c"),
     "avx512": AVX512_FLAGS,
-    "amx": ("-DISA_AMX", *AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "amx": ("-DISA_AMX", *AVX512_FLAGS, "-mavx512bf16", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"),
 }
 COMPILE_TIMEOUT_S = 600.0  # a busy small machine needs about one minute
 
@@ -114,13 +115,17 @@ def build(path: Path, extra_flags: tuple[str, ...]) -> None:
 
 def compile_units(directory: Path, extra_flags: tuple[str, ...]) -> list[str]:
     """Object files of the units. An instruction set that this compiler does not know is left out."""
+
+    def compile_unit(unit: Unit) -> str | None:
+        source, target = str(SOURCES / unit.source), str(directory / f"{unit.name}.o")
+        return run([compiler(), *COMMON_FLAGS, *unit.flags, *extra_flags, "-c", source, "-o", target])
+
+    with ThreadPoolExecutor(max_workers=2) as threads:
+        failures = list(threads.map(compile_unit, units()))
     objects = []
-    for unit in units():
-        target = str(directory / f"{unit.name}.o")
-        source = str(SOURCES / unit.source)
-        failure = run([compiler(), *COMMON_FLAGS, *unit.flags, *extra_flags, "-c", source, "-o", target])
+    for unit, failure in zip(units(), failures, strict=True):
         if failure is None:
-            objects.append(target)
+            objects.append(str(directory / f"{unit.name}.o"))
         elif unit.required:
             raise BuildError(f"kernels cannot be compiled: {failure}")
         else:
@@ -137,7 +142,3 @@ def run(command: list[str]) -> str | None:
     return next(
         (line for line in lines if "error" in line), lines[0] if lines else f"exit code {done.returncode}"
     )
-
-
-if __name__ == "__main__":
-    print(library())

@@ -39,23 +39,34 @@ struct panels {
     size_t stride; /* bytes from panel to panel */
 };
 
-/* ---- int8 to bf16 ---- */
+/* ---- int8 to bf16 ----
+ *
+ * Whole numbers become half-precision floats, 32 at a time, are scaled and, shifted right by three, read as bf16: the
+ * exponents then mean 2^112 less. Activations are taken times 2^64 beforehand, so that products stay far from the limits
+ * of float32, and results are put right by one last factor. */
+
+#define ACTIVATION_FACTOR 0x1p64f
+#define RESULT_FACTOR 0x1p40f /* 2^112 / 2^64, and whole numbers come out of their bytes 2^8 too large */
+
+INLINE __m512i bf16_of_bytes(__m512i high_bytes, __m512h scales)
+{
+    const __m512i half = _mm512_set1_epi16(4), sign_and_rest = _mm512_set1_epi16((short)0x8fff);
+    __m512i scaled = (__m512i)_mm512_mul_ph(_mm512_cvtepi16_ph(high_bytes), scales);
+    return _mm512_and_si512(_mm512_srai_epi16(_mm512_add_epi16(scaled, half), 3), sign_and_rest);
+}
 
 /* Tiles `first` to `first + count` of one panel; both even. */
 INLINE void unpack_tiles(const char *panel, int64_t first, int64_t count, char *to)
 {
-    const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int64_t s = first; s < first + count; s++, to += TILE_BYTES) {
         const char *span = panel + s / 2 * SPAN_BYTES, *whole = span + 4 * PANEL + s % 2 * GROUP * PANEL;
-        vf scales = vload_f16((const uint16_t *)span + s % 2 * PANEL);
-        vf first_half = _mm512_permutexvar_ps(low, scales), second_half = _mm512_permutexvar_ps(high, scales);
-        _mm_prefetch(whole + 4 * SPAN_BYTES, _MM_HINT_T0);
-        UNROLL for (int row = 0; row < 16; row++) {
-            __m512i a = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(whole + row * 32)));
-            __m512i b = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(whole + row * 32 + 16)));
-            vf x = vmul(_mm512_cvtepi32_ps(a), first_half), y = vmul(_mm512_cvtepi32_ps(b), second_half);
-            _mm512_store_si512(to + row * 64, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+        __m512i once = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(span + s % 2 * 2 * PANEL)));
+        __m512h scales = (__m512h)_mm512_or_si512(once, _mm512_slli_epi32(once, 16));
+        UNROLL for (int pair = 0; pair < 8; pair++) {
+            __m512i bytes = _mm512_loadu_si512(whole + pair * 64);
+            __m512i low = _mm512_slli_epi16(bytes, 8), high = _mm512_and_si512(bytes, _mm512_set1_epi16((short)0xff00));
+            _mm512_store_si512(to + pair * 128, bf16_of_bytes(low, scales));
+            _mm512_store_si512(to + pair * 128 + 64, bf16_of_bytes(high, scales));
         }
     }
 }
@@ -83,16 +94,17 @@ INLINE void store_pair(const struct linear_job *job, const float sums[2][256], i
 {
     int64_t output = panel * PANEL;
     const float *bias = job->weight->bias;
+    vf factor = vset(job->weight->kind == KIND_INT8 ? RESULT_FACTOR : 1.0f);
     if (output + 2 * PANEL > job->weight->num_outputs || job->out.dtype == F16) {
         for (int r = 0; r < rows; r++) {
-            store_outputs(job, row + r, output, vload(sums[0] + r * 16));
-            store_outputs(job, row + r, output + PANEL, vload(sums[1] + r * 16));
+            store_outputs(job, row + r, output, vmul(vload(sums[0] + r * 16), factor));
+            store_outputs(job, row + r, output + PANEL, vmul(vload(sums[1] + r * 16), factor));
         }
         return;
     }
     vf b0 = bias ? vload(bias + output) : vset(0), b1 = bias ? vload(bias + output + PANEL) : vset(0);
     for (int r = 0; r < rows; r++) {
-        vf x = vadd(vload(sums[0] + r * 16), b0), y = vadd(vload(sums[1] + r * 16), b1);
+        vf x = vfma(vload(sums[0] + r * 16), factor, b0), y = vfma(vload(sums[1] + r * 16), factor, b1);
         if (job->out.dtype == BF16) {
             uint16_t *to = (uint16_t *)job->out.data + (row + r) * job->out.stride + output;
             _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
@@ -219,8 +231,9 @@ static void narrow_rows(void *context, int64_t item)
     int64_t end = (item + 1) * ROWS_PER_ITEM;
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
         uint16_t *to = narrow->rows + row * narrow->padded;
+        vf factor = vset(job->weight->kind == KIND_INT8 ? ACTIVATION_FACTOR : 1.0f);
         for (long i = 0; i < n; i += W)
-            vstore_bf16(to + i, load_row(&job->x, row, i, n)); /* the padding is a multiple of W */
+            vstore_bf16(to + i, vmul(load_row(&job->x, row, i, n), factor)); /* the padding is a multiple of W */
         memset(to + round_up(n, W), 0, (size_t)(narrow->padded - round_up(n, W)) * 2);
     }
 }
@@ -231,7 +244,7 @@ static void prepare_tiles(struct tiled *t, struct linear_job *job)
     t->job = job;
     t->bytes = panel_bytes(job->weight->kind, n);
     t->steps = padded / TILE_INPUTS;
-    if (job->x.dtype == BF16 && n == padded) {
+    if (job->weight->kind == KIND_BF16 && job->x.dtype == BF16 && n == padded) {
         t->x = job->x.data;
         t->x_stride = job->x.stride * 2;
     } else {

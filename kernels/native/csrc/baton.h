@@ -11,7 +11,7 @@ enum dtype { F32, BF16, F16 };
  *   f32, f16  [I][PANEL]
  *   bf16      [I / 2][PANEL][2], I padded to a multiple of 32
  *   int8      for every SPAN inputs (zero padded): scales [2][PANEL] in half precision, one for each GROUP inputs of an
- *             output, then whole numbers [SPAN / m][PANEL][m]; m is 4 for dot products of bytes, 2 for AMX */
+ *             output, then for each group the whole numbers [GROUP / 4][PANEL][4] */
 enum kind { KIND_F32, KIND_BF16, KIND_F16, KIND_INT8 };
 #define PANEL 16
 #define PANEL_GROUP 4

@@ -62,11 +62,11 @@ static bool may_use_tiles(void)
 
 static bool has_amx(void)
 {
-    enum { AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25 };
+    enum { AMX_BF16 = 1u << 22, AVX512_FP16 = 1u << 23, AMX_TILE = 1u << 24 };
     uint32_t a, b, c, d;
     if (!has_avx512() || !has(kept_registers(), 0x60000) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
         return false;
-    if (!has(d, AMX_BF16 | AMX_TILE | AMX_INT8))
+    if (!has(d, AMX_BF16 | AMX_TILE | AVX512_FP16))
         return false;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && has(a, 1u << 5 /* AVX512_BF16 */) && may_use_tiles();
 }

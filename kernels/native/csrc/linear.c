@@ -32,13 +32,21 @@ INLINE size_t panel_bytes(int kind, int64_t num_inputs)
 
 /* ---- packing ---- */
 
-#if defined(ISA_AMX)
-enum { BYTES_TOGETHER = 2, WEIGHT_OFFSET = 0 };
-#elif defined(ISA_AVX512)
-enum { BYTES_TOGETHER = 4, WEIGHT_OFFSET = 128 }; /* vpdpbusd multiplies unsigned by signed */
+#if defined(ISA_AVX512) && !defined(ISA_AMX)
+enum { WEIGHT_OFFSET = 128 }; /* vpdpbusd multiplies unsigned by signed */
 #else
-enum { BYTES_TOGETHER = 4, WEIGHT_OFFSET = 0 };
+enum { WEIGHT_OFFSET = 0 };
 #endif
+
+/* Where the whole number of input k of a group and of an output of the panel lies. */
+INLINE int place_of(int k, int lane)
+{
+#if defined(ISA_AMX)
+    return k / 4 * PANEL * 4 + lane * 4 + k % 2 * 2 + k / 2 % 2; /* bytes of a word go to neighbouring rows of a tile */
+#else
+    return k / 4 * PANEL * 4 + lane * 4 + k % 4;
+#endif
+}
 
 struct pack_job {
     const void *weight;
@@ -81,11 +89,10 @@ static void pack_int8_group(const struct pack_job *job, const void *row, int64_t
     }
     int second = (int)(start % SPAN / GROUP);
     ((uint16_t *)span)[second * PANEL + lane] = group_scale(highest, &scale);
-    int8_t *whole = span + 4 * PANEL;
-    for (int i = 0; i < GROUP; i++) {
-        int k = second * GROUP + i, value = scale > 0 ? (int)rintf(x[i] / scale) : 0;
-        int place = k / BYTES_TOGETHER * PANEL * BYTES_TOGETHER + lane * BYTES_TOGETHER + k % BYTES_TOGETHER;
-        whole[place] = (int8_t)(value ^ WEIGHT_OFFSET);
+    int8_t *whole = span + 4 * PANEL + second * GROUP * PANEL;
+    for (int k = 0; k < GROUP; k++) {
+        int value = scale > 0 ? (int)rintf(x[k] / scale) : 0;
+        whole[place_of(k, lane)] = (int8_t)(value ^ WEIGHT_OFFSET);
     }
 }
 
