@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from common import cores, logs, model_source, options, weights
-from common.cache import Cache, choose_num_blocks, make_layout
+from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
 from common.config import ConfigError, EngineConfig, TransferConfig, WorkerConfig
+from common.dtypes import resolve_dtype
 from common.engine import Engine
 from common.grammar import Grammars
 from common.messages import ModelInfo, Role
@@ -69,13 +70,13 @@ def build_engine(setup: Setup) -> Engine:
     grammars = Grammars.of(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
     grammars.prepare()  # while the weights are read
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, model_config, device)
-    loaded = weights.load(files, model_config, getattr(torch, dtype), device)
-    model = Model(model_config, loaded, select(device), getattr(torch, dtype), device)
+    dtype = resolve_dtype(model_config.dtype, device) if config.dtype == "auto" else DTYPES[config.dtype]
+    loaded = weights.load(files, model_config, dtype, device)
+    model = Model(model_config, loaded, select(device), dtype, device)
     max_model_len = choose_max_model_len(config, model_config)
     layout = make_layout(
         files.fingerprint,
-        dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        name_of(dtype) if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         model_config.num_layers,
         model_config.num_kv_heads,
         model_config.head_dim,
@@ -88,10 +89,15 @@ def build_engine(setup: Setup) -> Engine:
     engine = Engine(model, cache, info, config, model_config.eos_token_ids, parked, grammars)
     logger.info(
         "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
-        setup.name, served, dtype, device, cache.num_blocks, config.block_size,
+        setup.name, served, name_of(dtype), device, cache.num_blocks, config.block_size,
         cache.num_blocks * cache.block_bytes / 2**20, engine.max_sequence_tokens,
     )  # fmt: skip
     return engine
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As in ``--dtype`` and in layouts."""
+    return str(dtype).removeprefix("torch.")
 
 
 def choose_device(name: str) -> torch.device:
@@ -101,14 +107,6 @@ def choose_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device: {str(error).splitlines()[0]}") from error
-
-
-def choose_dtype(name: str, model_config: ModelConfig, device: torch.device) -> str:
-    """On a GPU the type the weights were saved in; on a CPU float32, in which plain PyTorch computes
-    fastest."""
-    if name != "auto":
-        return name
-    return "float32" if device.type == "cpu" else model_config.dtype
 
 
 def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -27,9 +27,9 @@ def require_enough(
 
 
 def worker_bytes(config: ModelConfig, engine: EngineConfig) -> int:
-    """A lower bound: weights in the chosen type (on a CPU float32 if it is left open), and the cache if its
-    size is given."""
-    weight_bytes = 2 if engine.dtype in ("bfloat16", "float16") else 4
+    """A lower bound: weights in the chosen type (two bytes each if it is left open: the worker decides), and
+    the cache if its size is given."""
+    weight_bytes = 4 if engine.dtype == "float32" else 2
     return num_parameters(config) * weight_bytes + engine.kv_cache_memory_bytes + _PROCESS_BYTES
 
 
