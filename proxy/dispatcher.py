@@ -8,6 +8,7 @@ whoever wants them.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator
 
@@ -32,7 +33,7 @@ from proxy.request import Request, RequestFailed
 from proxy.router import Choice, Policy
 from proxy.worker import Worker
 
-WAIT_FOR_WORKERS_S = 10.0  # a request that has lost its workers waits this long for others
+WAIT_FOR_WORKERS_S = 10.0  # for others, by a request that has lost its workers or comes when all are lost
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Dispatcher:
         self._attempts: dict[str, Attempt] = {}  # under way, by request id
         self._aborted_again = Recent()
         self._workers_changed = asyncio.Event()
+        self._served_at = -math.inf  # loop.time(), when a request would last have been served
 
     @property
     def num_attempts(self) -> int:
@@ -129,9 +131,11 @@ class Dispatcher:
         return attempt
 
     async def _choose(self, request: Request) -> Choice:
-        """Waits where a later attempt may find workers soon; raises RequestFailed."""
+        """Waits where workers may come back soon: for a later attempt, and for a first one while they have
+        not been away for long. Raises RequestFailed."""
         loop = asyncio.get_running_loop()
-        patience = min(request.deadline, loop.time() + WAIT_FOR_WORKERS_S)
+        missed_since = loop.time() if request.num_attempts else self._served_at
+        patience = min(request.deadline, missed_since + WAIT_FOR_WORKERS_S)
         while True:
             choice = self._policy(self.registry.snapshot(), request.need)
             if choice is not None and request.has_overloaded(choice):
@@ -139,7 +143,8 @@ class Dispatcher:
             if choice is not None:
                 return choice
             left = patience - loop.time()
-            if request.num_attempts == 0 or left <= 0:
+            none_is_large_enough = request.num_attempts == 0 and self.registry.serves
+            if left <= 0 or none_is_large_enough:
                 raise RequestFailed(self._no_workers(request, loop.time()))
             self._workers_changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -228,12 +233,18 @@ class Dispatcher:
             reason = heard.worker.reason
             self._tell(peer, Refused(reason) if reason else Welcome(self.incarnation))
             self._workers_changed.set()
+            self._note_serving()
+
+    def _note_serving(self) -> None:
+        if self.registry.serves:
+            self._served_at = asyncio.get_running_loop().time()
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
             for worker in self.registry.sweep():
                 self._void(worker.peer)
+            self._note_serving()
             self._ping([worker.peer for worker in self.registry if worker.state != "silent"])
 
     async def _watch_connections(self) -> None:

@@ -204,7 +204,7 @@ async def test_decode_workers_that_die_before_the_first_byte_are_not_noticed(
     asking = asyncio.create_task(ask_all(client, oracle, cases(4, 60, 12, seed=70)))
 
     async def dispatched() -> bool:
-        return sum(worker["attempts"] for worker in (await cluster.workers()).values()) >= 4
+        return sum(int(worker["attempts"]) for worker in (await cluster.workers()).values()) >= 4
 
     await eventually(dispatched, 10.0)
     for name in ("d1", "d2"):

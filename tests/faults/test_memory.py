@@ -60,7 +60,7 @@ async def test_decode_blocks_come_back_when_transfer_and_client_end_together(
     for turn in range(12):
         for name in DECODE:
             cluster.relays[name].set(forward=Faults(bytes_per_s=500_000))
-        asked = [case(500, 4, seed=2000 + 10 * turn + index) for index in range(3)]
+        asked = [case(500, 300, seed=2000 + 10 * turn + index) for index in range(3)]
         leaving = [asyncio.create_task(client.complete(each, stream=True)) for each in asked]
         await runs_or_receives(cluster, "decode")
         await asyncio.sleep(source.uniform(0.0, 0.3))
@@ -126,7 +126,7 @@ async def cancel_rounds(cluster: Cluster, client: Client, oracle: Oracle, rounds
     "options",
     [
         ["--no-enable-prefix-caching", "--no-checksums", "--block-size=1", "--num-blocks=512"],
-        ["--max-num-seqs=1", "--max-num-batched-tokens=1", "--max-parked-fraction=1", "--piece-bytes=1"],
+        ["--max-num-seqs=1", "--max-num-batched-tokens=1", "--max-parked-fraction=1", "--piece-bytes=1024"],
     ],
 )
 async def test_workers_live_on_after_a_request_whatever_their_options(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 
 import httpx
@@ -9,8 +10,9 @@ import msgspec
 import pytest
 
 from common.config import ProxyConfig
-from common.messages import Generate, WorkerError
+from common.messages import Generate, Role, WorkerError
 from proxy import attempt as attempt_module
+from proxy import dispatcher as dispatcher_module
 from proxy.served_model import ServedModel
 from tests.proxy.conftest import System, system_of
 from tests.proxy.scripted import LAYOUT, LOAD, WAIT_S, Script, ScriptedWorker, speaks
@@ -312,6 +314,26 @@ async def test_requests_without_workers_are_refused_at_once(system: System) -> N
     assert reply.headers["retry-after"]
 
 
+async def test_a_request_waits_for_a_worker_that_has_just_gone(system: System) -> None:
+    first = await system.worker("decode", silence)
+    first.close()
+    asking = asyncio.create_task(complete(system))
+    await first.until(lambda: not system.frontend.registry.serves)
+    assert not asking.done()
+    await system.worker("decode", speaks(TEXT))
+    assert (await asking).json()["choices"][0]["text"] == TEXT.decode()
+
+
+async def test_a_request_waits_in_vain_for_a_bounded_time(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "WAIT_FOR_WORKERS_S", 0.3)
+    worker = await system.worker("decode", silence)
+    worker.close()
+    await worker.until(lambda: not system.frontend.registry.serves)
+    assert (await complete(system)).status_code == 503
+
+
 async def test_a_prefill_worker_alone_serves_nobody(system: System) -> None:
     prefill = await system.worker("prefill", silence)
     assert (await complete(system)).status_code == 503
@@ -507,3 +529,50 @@ async def test_a_prompt_too_long_for_prefill_workers_goes_to_a_decode_worker(sys
     assert await text_of(system, prompt="x" * 40) == TEXT.decode()
     assert await text_of(system, prompt="x") == TEXT.decode()
     assert [len(generate.token_ids) for generate in small.generates] == [1]
+
+
+async def test_under_any_sequence_of_losses_a_reply_is_right_or_an_error(system: System) -> None:
+    """Workers die, come back and lose their connections while requests run."""
+    chance = random.Random(7)
+
+    async def add(role: Role) -> ScriptedWorker:
+        script = speaks(TEXT) if role == "decode" else hands_over_to_any(decodes)
+        return await system.start_worker(role, script)
+
+    decodes: list[ScriptedWorker] = []
+    decodes += [await add("decode") for _ in range(2)]
+    prefills = [await add("prefill") for _ in range(2)]
+    await until_workers(system, 4)
+
+    async def break_things() -> None:
+        for _ in range(25):
+            group: list[ScriptedWorker] = chance.choice([decodes, prefills])
+            worker = chance.choice(group)
+            if chance.random() < 0.5:
+                worker.break_connection()
+            else:
+                worker.close()
+                group[group.index(worker)] = await add(worker.status.role)
+            await asyncio.sleep(chance.uniform(0, 0.1))
+
+    async def ask() -> int:
+        reply = await complete(system, stream=chance.random() < 0.5)
+        if reply.status_code != 200:
+            return 0
+        if "choices" in reply.text and reply.headers["content-type"] == "application/json":
+            assert reply.json()["choices"][0]["text"] == TEXT.decode()
+            return 1
+        events = [msgspec.json.decode(event[6:]) for event in reply.text.split("\n\n")[:-2]]
+        text = "".join(event["choices"][0]["text"] for event in events if "choices" in event)
+        assert TEXT.decode().startswith(text)
+        assert ("[DONE]" in reply.text) == (text == TEXT.decode())
+        return int(text == TEXT.decode())
+
+    async def ask_on() -> int:
+        return sum([await ask() for _ in range(8)])
+
+    breaking = asyncio.create_task(break_things())
+    num_right = sum(await asyncio.gather(*(ask_on() for _ in range(8))))
+    await breaking
+    await system.settled()
+    assert num_right > 32
