@@ -121,6 +121,7 @@ class UcxConnection:
         self._limits = limits
         self._current = Announced(0, ())
         self._skipped: list[Operation] = []
+        inner.ended.add_done_callback(lambda _: endpoint.close())
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
         payload_bytes = size_of(payload)
