@@ -17,6 +17,36 @@ MAX_ID_BYTES = 1024
 logger = logging.getLogger(__name__)
 
 
+class _Visit:
+    """One HTTP request on its way in and out."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        given = _header(scope, b"x-request-id")
+        self.id = given if 0 < len(given) <= MAX_ID_BYTES else uuid.uuid4().hex.encode()
+        self.status = 0  # until the reply begins
+        self._scope = scope
+        self._send = send
+        self._began_at = time.monotonic()
+
+    @property
+    def id_text(self) -> str:
+        return self.id.decode("latin-1")
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.id)]
+        await self._send(message)
+
+    def log(self) -> None:
+        """Neither prompts nor keys."""
+        path, status = self._scope["path"], self.status or "left"
+        level = logging.DEBUG if path in OPEN_PATHS else logging.INFO
+        duration_s = time.monotonic() - self._began_at
+        text = "%s %s %s %.3f s %r"
+        logger.log(level, text, self._scope["method"], path, status, duration_s, self.id_text)
+
+
 class Door:
     def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
         self._app = app
@@ -26,42 +56,19 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _header(scope, b"x-request-id")
-        if not request_id or len(request_id) > MAX_ID_BYTES:
-            request_id = uuid.uuid4().hex.encode()
-        status, began = 0, time.monotonic()
-
-        async def send_named(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
+        visit = _Visit(scope, send)
         try:
             if self._is_allowed(scope):
-                await self._app(scope, receive, send_named)
+                await self._app(scope, receive, visit.send)
             else:
-                await answer(send_named, _wrong_key())
+                await answer(visit.send, _wrong_key())
         except Exception:
-            logger.exception("request %r failed", request_id.decode("latin-1"))
-            if not status:
-                await answer(
-                    send_named, ApiError(500, "internal error", "internal_error", code="internal_error")
-                )
+            logger.exception("request %r failed", visit.id_text)
+            if not visit.status:
+                text = "internal error"
+                await answer(visit.send, ApiError(500, text, "internal_error", code="internal_error"))
         finally:
-            level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
-            text = "%s %s %s %.3f s %r"
-            duration_s = time.monotonic() - began
-            logger.log(
-                level,
-                text,
-                scope["method"],
-                scope["path"],
-                status or "left",
-                duration_s,
-                request_id.decode("latin-1"),
-            )
+            visit.log()
 
     def _is_allowed(self, scope: Scope) -> bool:
         if not self._keys or scope["path"] in OPEN_PATHS:

@@ -20,61 +20,34 @@ TOKEN_BUCKETS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 13107
 
 class Metrics:
     def __init__(self, registry: Registry) -> None:
-        self._collected = collected = CollectorRegistry()
-        self.requests = Counter(
-            "baton_requests", "Requests by how they ended", ["outcome"], registry=collected
-        )
-        self.finished = Counter(
-            "baton_request_success", "Sequences by finish reason", ["finished_reason"], registry=collected
-        )
-        self.refused = Counter("baton_requests_refused", "Requests refused", ["reason"], registry=collected)
-        self.in_flight = Gauge("baton_requests_in_flight", "Sequences under way", registry=collected)
-        self.prompt_tokens = Counter("baton_prompt_tokens", "Prompt tokens of requests", registry=collected)
-        self.cached_tokens = Counter(
-            "baton_prompt_tokens_cached", "Prompt tokens found in prefix caches", registry=collected
-        )
-        self.generation_tokens = Counter("baton_generation_tokens", "Output tokens", registry=collected)
-        self.ttft = Histogram(
-            "baton_time_to_first_token_seconds",
-            "From the request's arrival to its first token",
-            buckets=TTFT_BUCKETS,
-            registry=collected,
-        )
-        self.itl = Histogram(
-            "baton_inter_token_latency_seconds",
-            "Between two tokens of a sequence",
-            buckets=ITL_BUCKETS,
-            registry=collected,
-        )
-        self.e2e = Histogram(
-            "baton_e2e_request_latency_seconds",
-            "From the request's arrival to its last token",
-            buckets=E2E_BUCKETS,
-            registry=collected,
-        )
-        self.prompt_sizes = Histogram(
-            "baton_request_prompt_tokens", "Prompt tokens", buckets=TOKEN_BUCKETS, registry=collected
-        )
-        self.output_sizes = Histogram(
-            "baton_request_generation_tokens", "Output tokens", buckets=TOKEN_BUCKETS, registry=collected
-        )
-        self.attempts = Counter(
-            "baton_dispatched", "Attempts by the path they took", ["path"], registry=collected
-        )
-        self.retries = Counter(
-            "baton_request_retries",
-            "Failed attempts that were followed by another",
-            ["reason"],
-            registry=collected,
-        )
-        self.aborts = Counter(
-            "baton_requests_aborted", "Sequences given up by the client", registry=collected
-        )
-        self.void_outputs = Counter(
-            "baton_void_outputs", "Messages of workers for attempts that are over", registry=collected
-        )
         self._registry = registry
-        collected.register(self)
+        self._collected = CollectorRegistry()
+        counter, histogram = self._counter, self._histogram
+        self.requests = counter("requests", "HTTP requests by how they ended", "outcome")
+        self.refused = counter(
+            "requests_refused", "Requests refused before any worker heard of them", "reason"
+        )
+        self.finished = counter("request_success", "Sequences by finish reason", "finished_reason")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests")
+        self.cached_tokens = counter("prompt_tokens_cached", "Prompt tokens found in prefix caches")
+        self.generation_tokens = counter("generation_tokens", "Output tokens")
+        self.attempts = counter("dispatched", "Attempts by the path they took", "path")
+        self.retries = counter("request_retries", "Failed attempts followed by another", "reason")
+        self.void_outputs = counter("void_outputs", "Messages of workers for attempts that are over")
+        self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS)
+        self.itl = histogram("inter_token_latency_seconds", "Between two tokens of a sequence", ITL_BUCKETS)
+        self.e2e = histogram("e2e_request_latency_seconds", "Arrival to last token", E2E_BUCKETS)
+        self.prompt_sizes = histogram("request_prompt_tokens", "Prompt tokens", TOKEN_BUCKETS)
+        self.output_sizes = histogram("request_generation_tokens", "Output tokens", TOKEN_BUCKETS)
+        text = "Sequences under way"
+        self.in_flight = Gauge("baton_requests_in_flight", text, registry=self._collected)
+        self._collected.register(self)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"baton_{name}", text, labels, registry=self._collected)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"baton_{name}", text, buckets=buckets, registry=self._collected)
 
     def dispatched(self, attempt: Attempt, choice: Choice) -> None:
         path = "fallback" if choice.fallback else "disaggregated" if attempt.prefill else "colocated"

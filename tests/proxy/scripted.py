@@ -162,7 +162,7 @@ class ScriptedWorker:
 
     def _begin(self, generate: Generate) -> None:
         if self.script is not None:
-            task = asyncio.create_task(_play(self.script(self, generate)))
+            task = asyncio.create_task(_play(self.script, self, generate))
             self._running[generate.request_id, generate.attempt] = task
 
     def _stop(self, key: tuple[str, int]) -> None:
@@ -185,9 +185,9 @@ class ScriptedWorker:
 Script = Callable[[ScriptedWorker, Generate], Awaitable[None]]
 
 
-async def _play(script: Awaitable[None]) -> None:
+async def _play(script: Script, worker: ScriptedWorker, generate: Generate) -> None:
     with suppress(ConnectionError):  # the worker or its proxy is gone: nobody listens
-        await script
+        await script(worker, generate)
 
 
 @asynccontextmanager
