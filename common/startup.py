@@ -38,6 +38,7 @@ class Setup:
     engine: EngineConfig
     transfer: TransferConfig
     worker: WorkerConfig
+    num_threads: int  # to compute with
 
 
 def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
@@ -46,10 +47,11 @@ def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
         (EngineConfig, TransferConfig, WorkerConfig), prog=f"python -m {role}_worker", role=role
     )
     incarnation = secrets.token_hex(8)
-    setup = Setup(role, worker.name or f"{role}-{incarnation[:6]}", incarnation, engine, transfer, worker)
+    name = worker.name or f"{role}-{incarnation[:6]}"
     try:
         logs.setup()
-        torch.set_num_threads(cores.pin(worker.cores))
+        num_threads = cores.pin(worker.cores)
+        setup = Setup(role, name, incarnation, engine, transfer, worker, num_threads)
         asyncio.run(_serve(serve, setup))
     except (ConfigError, ModelError, OSError) as error:
         print(f"{role} worker: {error}", file=sys.stderr)
@@ -72,7 +74,7 @@ def build_engine(setup: Setup) -> Engine:
     device = choose_device(config.device)
     dtype = resolve_dtype(model_config.dtype, device) if config.dtype == "auto" else DTYPES[config.dtype]
     loaded = weights.load(files, model_config, dtype, device)
-    model = Model(model_config, loaded, select(device), dtype, device)
+    model = Model(model_config, loaded, select(device, setup.num_threads), dtype, device)
     max_model_len = choose_max_model_len(config, model_config)
     layout = make_layout(
         files.fingerprint,

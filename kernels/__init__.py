@@ -7,11 +7,14 @@ picks by device.
 Letters in shapes: T tokens in the step, S sequences, H query heads, G key/value heads, D head dim, B block
 size, N blocks in the pool, I input features, O output features, V vocabulary."""
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,19 @@ class Ops(Protocol):
         ...
 
 
-def select(device: torch.device) -> Ops:
-    """The implementation for ``device``: plain PyTorch, which computes on any device that PyTorch knows."""
-    from kernels import cpu
+def select(device: torch.device, num_threads: int = 1) -> Ops:
+    """The implementation for ``device``: on a CPU the kernels in C, computing with ``num_threads`` threads;
+    where they cannot be compiled, and on any other device that PyTorch knows, plain PyTorch."""
+    from kernels import cpu, native
 
-    return cpu
+    torch.set_num_threads(num_threads)
+    if device.type != "cpu":
+        logger.info("kernels: PyTorch on %s", device)
+        return cpu
+    reason = native.available()
+    if reason is not None:
+        logger.warning("kernels: PyTorch, since those in C are not to be had: %s", reason)
+        return cpu
+    native.set_num_threads(num_threads)
+    logger.info("kernels: C for %s, %d threads", native.instruction_set(), num_threads)
+    return native
