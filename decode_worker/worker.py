@@ -13,7 +13,7 @@ import asyncio
 from common.config import TransferConfig
 from common.engine import Engine, Reservation
 from common.loop_thread import LoopThread
-from common.messages import Generate, Handover, Refusal, Status, Tokens
+from common.messages import Generate, Handover, Refusal, Status, Tokens, WorkerError
 from common.outputs import status_of, tokens_of
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.service import Service
@@ -54,7 +54,10 @@ class DecodeWorker:
         self.receiver.draining = True
 
     def idle(self) -> bool:
-        return self.receiver.num_open == 0
+        if self.receiver.num_open:
+            return False
+        load = self._engine.load()  # asked second: a sequence is here before its transfer has ended
+        return load.num_running + load.num_waiting == 0
 
     def _publish(self, outputs: list[Tokens]) -> None:
         assert self.service is not None
@@ -95,7 +98,12 @@ class DecodeWorker:
         sequence.num_cached_tokens = handover.num_cached_tokens
         sequence.token_ids.extend(handover.token_ids)
         self._loop.call_soon_threadsafe(self._own, sequence, generate.proxy, first)
-        self._engine.adopt(reservation, sequence)
+        try:
+            self._engine.adopt(reservation, sequence)
+        except Refusal as refusal:
+            # By now the proxy believes that the request is here: its end must be told from here, too.
+            self._engine.cancel(reservation)
+            self._loop.call_soon_threadsafe(self._fail_adopted, sequence.key, refusal.error)
 
     # Main loop again
 
@@ -107,6 +115,12 @@ class DecodeWorker:
             self.abort(sequence.key, refusal.error.message)
         else:
             self.service.publish([first])
+
+    def _fail_adopted(self, key: SequenceKey, error: WorkerError) -> None:
+        """What is wrong with a request that was handed over is not its client's fault."""
+        assert self.service is not None
+        code = "internal" if error.code == "invalid" else error.code
+        self.service.fail(key, WorkerError(code, error.message))
 
     def _counters(self) -> dict[str, float]:
         counters = self.receiver.counters

@@ -108,5 +108,13 @@ def single_process_engine(model: str) -> Engine:
         enable_prefix_caching=False,
     )
     torch.set_num_threads(1)  # workers need the other cores
-    setup = startup.Setup("decode", "oracle", "oracle", config, TransferConfig(), WorkerConfig())
+    setup = startup.Setup(
+        role="decode",
+        name="oracle",
+        incarnation="oracle",
+        engine=config,
+        transfer=TransferConfig(),
+        worker=WorkerConfig(),
+        num_threads=1,
+    )
     return startup.build_engine(setup)

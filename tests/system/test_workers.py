@@ -22,6 +22,7 @@ from common.messages import (
     Generate,
     Outputs,
     Ping,
+    Refusal,
     Sampling,
     Status,
     Tokens,
@@ -296,6 +297,23 @@ async def test_an_unknown_proxy_in_a_handover_leaves_nothing_running() -> None:
         await proxy.until(lambda: running.decode.receiver.counters.num_landed == 1)
         await proxy.blocks_are_back()
         assert "decode" not in proxy.sources["a"]
+
+
+async def test_a_handover_that_the_engine_refuses_ends_in_one_error_that_may_be_retried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise Refusal("invalid", "the tokens handed over are not those of the reserved blocks")
+
+    async with cluster() as running:
+        monkeypatch.setattr(running.decode_engine, "adopt", refuse)
+        running.proxy.generate("a", prompt(30), 20)
+        last = await running.proxy.finished("a")
+        assert last.error is not None and last.error.retryable
+        assert running.proxy.sources["a"][-1] == "decode"
+        await running.proxy.blocks_are_back()
+        await running.proxy.until(lambda: all(s.num_requests == 0 for s in running.services.values()))
+        assert sum(tokens.finish_reason is not None for tokens in running.proxy.tokens["a"]) == 1
 
 
 @pytest.mark.parametrize("num_tokens_seen", [0, 1, 2, 5])
