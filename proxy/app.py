@@ -21,6 +21,7 @@ from proxy.frontend import Frontend
 from proxy.job import Job
 from proxy.prompts import Limits, check_token_ids, encode, render
 from proxy.reply import Reply
+from proxy.responses_job import responses_job
 from proxy.schema import DetokenizeBody, TokenizeBody, read
 from proxy.served_model import ServedModel
 from proxy.validate import check_model
@@ -62,6 +63,10 @@ def _add_generation(app: FastAPI, frontend: Frontend) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await reply(request, chat_job)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await reply(request, responses_job)
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -3,7 +3,8 @@
 from common.messages import TokenLogprob
 from common.tokenizer import Tokenizer
 from proxy.assistant import Assistant, Call, Delta
-from proxy.formats import Envelope, Finished, Json, Usage, clamp, encode, event
+from proxy.errors import ApiError
+from proxy.formats import DONE, Envelope, Finished, Json, Usage, chat_logprobs, encode, error_event, event
 from proxy.job import Job
 from proxy.text import Piece
 
@@ -68,8 +69,11 @@ class ChatFormat:
         has_called = assistant.num_calls > 0 and not self._job.has_named_call
         return "tool_calls" if reason == "stop" and has_called else reason
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._envelope.usage_event(CHUNK, usage)
+    def end(self, usage: Usage) -> bytes:
+        return (self._envelope.usage_event(CHUNK, usage) if self._job.include_usage else b"") + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return error_event(error)
 
     def whole(self, choices: list[Finished], usage: Usage) -> bytes:
         body = self._envelope.body("chat.completion")
@@ -95,16 +99,7 @@ class ChatFormat:
     def _logprobs(self, logprobs: list[TokenLogprob]) -> Json | None:
         if self._job.sampling.num_logprobs is None:
             return None
-        entries = []
-        for entry in logprobs:
-            chosen = self._entry(entry.token_id, entry.logprob)
-            entries.append(chosen | {"top_logprobs": [self._entry(*pair) for pair in entry.top]})
-        return {"content": entries, "refusal": None}
-
-    def _entry(self, token_id: int, logprob: float) -> Json:
-        raw = self._tokenizer.token_bytes(token_id)
-        text = raw.decode("utf-8", errors="replace")
-        return {"token": text, "logprob": clamp(logprob), "bytes": list(raw)}
+        return {"content": chat_logprobs(logprobs, self._tokenizer), "refusal": None}
 
 
 def _message(found: Delta) -> Json:

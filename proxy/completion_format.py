@@ -2,7 +2,8 @@
 
 from common.messages import TokenLogprob
 from common.tokenizer import Tokenizer
-from proxy.formats import Envelope, Finished, Json, Usage, clamp, encode
+from proxy.errors import ApiError
+from proxy.formats import DONE, Envelope, Finished, Json, Usage, clamp, encode, error_event
 from proxy.job import Job
 from proxy.text import Piece
 
@@ -35,8 +36,11 @@ class CompletionFormat:
             b"," + encode(extra)[1:-1] if extra else b"",
         )
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._envelope.usage_event(KIND, usage)
+    def end(self, usage: Usage) -> bytes:
+        return (self._envelope.usage_event(KIND, usage) if self._job.include_usage else b"") + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return error_event(error)
 
     def whole(self, choices: list[Finished], usage: Usage) -> bytes:
         body = self._envelope.body(KIND)

@@ -12,9 +12,12 @@ from typing import Any, Protocol
 import msgspec
 
 from common.messages import TokenLogprob
+from common.tokenizer import Tokenizer
+from proxy.errors import ApiError
 from proxy.text import Piece
 
 Json = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 encode = msgspec.json.encode
@@ -62,7 +65,13 @@ class Format(Protocol):
 
     def chunk(self, index: int, piece: Piece, timings: dict[str, float] | None) -> bytes: ...
 
-    def usage_chunk(self, usage: Usage) -> bytes: ...
+    def end(self, usage: Usage) -> bytes:
+        """What a stream ends with."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """What a stream ends with that cannot go on."""
+        ...
 
     def whole(self, choices: list[Finished], usage: Usage) -> bytes: ...
 
@@ -76,8 +85,8 @@ class Envelope:
     model: str
 
     @classmethod
-    def new(cls, prefix: str, model: str) -> "Envelope":
-        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
+    def new(cls, prefix: str, model: str, separator: str = "-") -> "Envelope":
+        return cls(f"{prefix}{separator}{uuid.uuid4().hex}", int(time.time()), model)
 
     def body(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -91,6 +100,24 @@ class Envelope:
 
 def event(body: Json) -> bytes:
     return b"data: " + encode(body) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    return b"data: " + error.encode() + b"\n\n"
+
+
+def chat_logprobs(logprobs: list[TokenLogprob], tokenizer: Tokenizer) -> list[Json]:
+    """As chats and responses tell them."""
+
+    def entry(token_id: int, logprob: float) -> Json:
+        raw = tokenizer.token_bytes(token_id)
+        text = raw.decode("utf-8", errors="replace")
+        return {"token": text, "logprob": clamp(logprob), "bytes": list(raw)}
+
+    return [
+        entry(chosen.token_id, chosen.logprob) | {"top_logprobs": [entry(*pair) for pair in chosen.top]}
+        for chosen in logprobs
+    ]
 
 
 def clamp(logprob: float) -> float:

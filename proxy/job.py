@@ -4,14 +4,14 @@ worker."""
 import hashlib
 import secrets
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from common.messages import Sampling
 from proxy.assistant import Dialect
 
-Endpoint = Literal["completions", "chat"]
+Endpoint = Literal["completions", "chat", "responses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Job:
     trace: str = ""
     dialect: Dialect = field(default_factory=Dialect)  # of chats
     has_named_call: bool = False  # the client said which function is to be called
+    response_fields: dict[str, Any] = field(default_factory=dict)  # what a response repeats of its request
     ignored: tuple[str, ...] = ()  # fields of the body that had no effect
 
     @property

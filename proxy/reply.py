@@ -27,6 +27,7 @@ from proxy.frontend import Frontend
 from proxy.job import Job
 from proxy.merge import merge
 from proxy.request import RequestFailed
+from proxy.responses_format import ResponsesFormat
 
 SLOW_READER_S = 30.0  # past the deadline, for the client to read what is left
 
@@ -105,14 +106,12 @@ class Reply(Response):
                 chunk = beginning + chunk
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        end = self._format.usage_chunk(self._usage()) if self._job.include_usage else b""
-        await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n"})
+        await send({"type": "http.response.body", "body": self._format.end(self._usage())})
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         self._count(error.code)
         if self._is_started:
-            event = b"data: " + error.encode() + b"\n\n"
-            await send({"type": "http.response.body", "body": event})
+            await send({"type": "http.response.body", "body": self._format.failure(error)})
             return
         body = error.encode()
         await self._start(
@@ -146,6 +145,8 @@ def _format_of(job: Job, frontend: Frontend) -> Format:
     tokenizer, model = frontend.model.tokenizer, frontend.model.name
     if job.endpoint == "chat":
         return ChatFormat(job, tokenizer, Envelope.new("chatcmpl", model))
+    if job.endpoint == "responses":
+        return ResponsesFormat(job, tokenizer, Envelope.new("resp", model, "_"))
     return CompletionFormat(job, tokenizer, Envelope.new("cmpl", model))
 
 
