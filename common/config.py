@@ -7,6 +7,7 @@ naming the option.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -117,6 +118,13 @@ class ProxyConfig:
     api_key: tuple[str, ...] = option(
         (), "keys that clients must send as bearer token; none: open", secret=True
     )
+    api_key_file: str = option(
+        "", "file with more such keys, one on a line; lines that begin with # are none"
+    )
+    ssl_certfile: str = option("", "certificate (PEM, with its chain): the API speaks HTTPS")
+    ssl_keyfile: str = option("", "key of the certificate; default: in the same file")
+    allowed_origins: tuple[str, ...] = option((), "web origins whose pages may call the API; *: all")
+    stream_keep_alive_s: float = option(15.0, "a stream silent for this long gets a comment; 0: never")
     max_queued_requests: int = option(512, "requests in flight at most; more are refused with 429")
     max_body_bytes: int = option(16 << 20, "largest HTTP request body")
     request_timeout_s: float = option(600.0, "deadline of a request that names none")
@@ -136,6 +144,8 @@ class ProxyConfig:
         for name in ("port", "control_port"):
             require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
         require(self.max_attempts > 0, "max_attempts", "must be at least 1")
+        require(self.stream_keep_alive_s >= 0, "stream_keep_alive_s", "must not be negative")
+        require(not self.ssl_keyfile or bool(self.ssl_certfile), "ssl_keyfile", "needs --ssl-certfile")
         require(self.max_queued_requests > 0, "max_queued_requests", "must be at least 1")
         require(self.request_timeout_s > 0, "request_timeout_s", "must be positive")
         require(self.dead_after_s > 0, "dead_after_s", "must be positive")
@@ -143,6 +153,19 @@ class ProxyConfig:
         require(self.tool_call_parser in parsers, "tool_call_parser", f"must be one of {', '.join(parsers)}")
         parsers = ("auto", "none", "deepseek_r1", "qwen3")
         require(self.reasoning_parser in parsers, "reasoning_parser", f"must be one of {', '.join(parsers)}")
+
+    def all_keys(self) -> tuple[str, ...]:
+        """Those of the file included. Raises ``ConfigError`` when it cannot be read or holds none: a server
+        meant to be closed must not be open."""
+        if not self.api_key_file:
+            return self.api_key
+        try:
+            lines = Path(self.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file: {error}") from error
+        keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
+        require(len(keys) > 0, "api_key_file", f"{self.api_key_file} holds no keys")
+        return self.api_key + keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ def _worker_set(role: str, count: int, given: Mapping[str, options.Given]) -> Wo
 
 def http_url(deployment: Deployment) -> str:
     """Where clients of this machine reach the API."""
-    return f"http://{reachable(deployment.proxy.host)}:{deployment.proxy.port}"
+    scheme = "https" if deployment.proxy.ssl_certfile else "http"
+    return f"{scheme}://{reachable(deployment.proxy.host)}:{deployment.proxy.port}"
 
 
 def control_address(proxy: ProxyConfig) -> str:

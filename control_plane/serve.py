@@ -59,7 +59,7 @@ def run(plan: Deployment) -> int:
     started = time.monotonic()
 
     async def ready() -> str:
-        keys = plan.proxy.api_key
+        keys = plan.proxy.all_keys()
         roles = {group.role: group.count for group in plan.workers}
         addresses = await wait_ready(http_url(plan), keys[0] if keys else "", roles)
         memory_bytes = {name: memory.resident_bytes(child.pid) for name, child in supervisor.children.items()}

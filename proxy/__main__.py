@@ -8,7 +8,7 @@ from common import logs, options
 from common.config import ConfigError, EngineConfig, ProxyConfig
 from common.model_config import ModelError
 from proxy.served_model import ServedModel
-from proxy.server import bind, serve
+from proxy.server import bind, check_certificate, serve
 
 
 def main() -> int:
@@ -16,10 +16,12 @@ def main() -> int:
     logs.setup()
     config, engine = options.parse((ProxyConfig, EngineConfig), prog="proxy", role="proxy")
     try:
+        config.all_keys()
+        check_certificate(config)
         listener = bind(config.host, config.port)
         model = ServedModel.load(engine, config.tool_call_parser, config.reasoning_parser)
         uvloop.run(serve(config, model, listener))
-    except (ModelError, OSError) as error:
+    except (ConfigError, ModelError, OSError) as error:
         return options.refusal("proxy", ConfigError(str(error)))
     return 0
 

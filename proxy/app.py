@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -20,7 +21,7 @@ from proxy.errors import ApiError, invalid
 from proxy.frontend import Frontend
 from proxy.job import Job
 from proxy.prompts import Limits, check_token_ids, encode, render
-from proxy.reply import Reply
+from proxy.reply import IGNORED, Reply
 from proxy.responses_job import responses_job
 from proxy.schema import DetokenizeBody, TokenizeBody, read
 from proxy.served_model import ServedModel
@@ -41,7 +42,20 @@ def build_app(frontend: Frontend) -> ASGIApp:
     _add_generation(app, frontend)
     _add_tokens(app, frontend)
     _add_state(app, frontend)
-    return Door(app, frontend.config.api_key)
+    door = Door(app, frontend.config.all_keys())
+    origins = list(frontend.config.allowed_origins)
+    return with_cors(door, origins) if origins else door
+
+
+def with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
+    """In front of the door: a browser asks without a key whether it may ask with one."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "Retry-After", IGNORED],
+    )
 
 
 def _add_generation(app: FastAPI, frontend: Frontend) -> None:

@@ -174,7 +174,7 @@ class TagReader:
     _call: CallReader | None = None
     _inside: str = ""
     _space: str = ""  # after a call: it counts when text follows
-    _has_called: bool = False
+    _follows_call: bool = False
 
     def push(self, text: str) -> list[Part]:
         self._held += text
@@ -189,7 +189,7 @@ class TagReader:
             parts += self._take(before)
             self._held = after
             if self._call is None:
-                self._call, self._inside, self._space, self._has_called = self.new_call(), "", "", True
+                self._call, self._inside, self._space = self.new_call(), "", ""
             else:
                 parts += self._end(CLOSE)
 
@@ -207,15 +207,16 @@ class TagReader:
     def _as_content(self, text: str) -> list[Part]:
         """Space between calls, and after the last, is not part of the content."""
         self._space += text
-        if not self._space or (self._has_called and self._space.isspace()):
+        if not self._space or (self._follows_call and self._space.isspace()):
             return []
-        text, self._space = self._space, ""
+        text, self._space, self._follows_call = self._space, "", False
         return [text]
 
     def _end(self, tag: str) -> list[Part]:
         call, self._call = self._call, None
         assert call is not None
         parts = call.finish()
+        self._follows_call = parts is not None
         return [OPEN + self._inside + tag] if parts is None else parts
 
 

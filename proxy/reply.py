@@ -29,6 +29,7 @@ from proxy.merge import merge
 from proxy.request import RequestFailed
 from proxy.responses_format import ResponsesFormat
 
+IGNORED = "X-Baton-Ignored"  # names fields of the body that had no effect
 SLOW_READER_S = 30.0  # past the deadline, for the client to read what is left
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,10 @@ class Reply(Response):
         super().__init__()
         self._frontend = frontend
         self._job = job
-        self._deadline = asyncio.get_running_loop().time() + job.timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + job.timeout_s
+        self._sent_at = self._loop.time()
+        self._keeps_alive = frontend.config.stream_keep_alive_s > 0
         self._choices = [
             Choice.of(job, index, frontend, arrived_at, self._deadline) for index in range(job.num_choices)
         ]
@@ -83,7 +87,15 @@ class Reply(Response):
             metrics.prompt_sizes.observe(len(prompt.token_ids))
         parts = merge([choice.parts(self._frontend) for choice in self._choices])
         async with contextlib.aclosing(parts):
-            await (self._stream(parts, send) if self._job.stream else self._send_whole(parts, send))
+            if not self._job.stream:
+                await self._send_whole(parts, send)
+                return
+            keeper = asyncio.create_task(self._keep_alive(send)) if self._keeps_alive else None
+            try:
+                await self._stream(parts, send)
+            finally:
+                if keeper is not None:
+                    keeper.cancel()
 
     async def _send_whole(self, parts: AsyncGenerator[Part, None], send: Send) -> None:
         finished = [Finished(choice.index) for choice in self._choices]
@@ -99,7 +111,8 @@ class Reply(Response):
         beginnings = {choice.index: self._format.first_chunk(choice.index) for choice in self._choices}
         async for choice, piece in parts:
             if not self._is_started:
-                await self._start(send, 200, "text/event-stream", {"Cache-Control": "no-cache"})
+                await self._start_stream(send)
+            self._sent_at = self._loop.time()
             timings = choice.timings() if piece.finish_reason and self._job.timings else None
             chunk = self._format.chunk(choice.index, piece, timings)
             if beginning := beginnings.pop(choice.index, None):
@@ -107,6 +120,22 @@ class Reply(Response):
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": self._format.end(self._usage())})
+
+    async def _start_stream(self, send: Send) -> None:
+        await self._start(send, 200, "text/event-stream", {"Cache-Control": "no-cache"})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Comments, which clients skip, so that nobody on the way takes a silent stream for a dead one. The
+        first comes before it is known whether there will be a reply: what goes wrong then is an event."""
+        interval_s = self._frontend.config.stream_keep_alive_s
+        while True:
+            await asyncio.sleep(self._sent_at + interval_s - self._loop.time())
+            if self._loop.time() < self._sent_at + interval_s:
+                continue
+            self._sent_at = self._loop.time()
+            if not self._is_started:
+                await self._start_stream(send)
+            await send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         self._count(error.code)
@@ -124,7 +153,7 @@ class Reply(Response):
         headers = {"Content-Type": content_type} | headers
         ignored = [name for name in self._job.ignored if re.fullmatch(r"[\x21-\x7e]{1,64}", name)]
         if ignored:
-            headers["X-Baton-Ignored"] = ", ".join(ignored[:20])
+            headers[IGNORED] = ", ".join(ignored[:20])
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
 

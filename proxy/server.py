@@ -7,13 +7,14 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 import uuid
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from common.channel import WorkerChannel
-from common.config import ProxyConfig
+from common.config import ConfigError, ProxyConfig
 from proxy.app import build_app
 from proxy.dispatcher import Dispatcher
 from proxy.frontend import Frontend
@@ -41,6 +42,17 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def check_certificate(config: ProxyConfig) -> None:
+    """Raises ConfigError for one that cannot be used."""
+    if not config.ssl_certfile:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None)
+    except OSError as error:
+        raise ConfigError(f"--ssl-certfile {config.ssl_certfile}: {error}") from error
+
+
 def control_address(config: ProxyConfig) -> str:
     host = f"[{config.control_host}]" if ":" in config.control_host else config.control_host
     return f"tcp://{host}:{config.control_port}"
@@ -62,13 +74,13 @@ async def serve(config: ProxyConfig, model: ServedModel, listener: socket.socket
         logger.info("HTTP API on %s port %d, workers announce themselves to %s", host, port, channel.address)
         async with asyncio.TaskGroup() as tasks:
             conversation = tasks.create_task(frontend.dispatcher.run())
-            await _serve_http(build_app(frontend), listener)
+            await _serve_http(build_app(frontend), listener, config)
             conversation.cancel()
     finally:
         channel.close()
 
 
-async def _serve_http(app: ASGIApp, listener: socket.socket) -> None:
+async def _serve_http(app: ASGIApp, listener: socket.socket, config: ProxyConfig) -> None:
     """Until a signal; a failure of the conversation with workers cancels it."""
     server = uvicorn.Server(
         uvicorn.Config(
@@ -81,6 +93,8 @@ async def _serve_http(app: ASGIApp, listener: socket.socket) -> None:
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=DRAIN_S,
+            ssl_certfile=config.ssl_certfile or None,
+            ssl_keyfile=config.ssl_keyfile or None,
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -93,7 +93,14 @@ async def system_of(model: ServedModel, config: ProxyConfig) -> AsyncIterator[Sy
     frontend = build(config, model, channel)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
-        uvicorn.Config(build_app(frontend), lifespan="off", log_config=None, http="httptools", ws="none")
+        uvicorn.Config(
+            build_app(frontend),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            http="httptools",
+            ws="none",
+        )
     )
     tasks = [
         asyncio.create_task(frontend.dispatcher.run()),
