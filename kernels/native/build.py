@@ -53,6 +53,7 @@ def units() -> list[Unit]:
     return [
         Unit("dispatch", "dispatch.c", (), True),
         Unit("pool", "pool.c", (), True),
+        Unit("decoder", "decoder.c", (), True),
         Unit("portable", "isa.c", ("-DISA_NAME=portable",), True),
         *(Unit(name, "isa.c", (f"-DISA_NAME={name}", *flags), False) for name, flags in sets.items()),
     ]

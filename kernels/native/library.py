@@ -50,6 +50,47 @@ class Attention(Structure):
     ]
 
 
+class Layer(Structure):
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", c_void_p),
+        ("o", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("window", c_int32),
+    ]
+
+
+class Decoder(Structure):
+    _fields_ = [
+        ("layers", POINTER(Layer)),
+        ("embedding", c_void_p),
+        ("cos_sin", c_void_p),
+        ("hidden", c_int64),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("dtype", c_int32),
+        ("eps", c_float),
+    ]
+
+
+class Step(Structure):
+    _fields_ = [
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("num_tokens", c_int64),
+        ("caches", POINTER(c_void_p)),
+        ("attention", Attention),
+        ("out", c_void_p),
+    ]
+
+
 P, L, I = c_void_p, c_int64, c_int  # noqa: E741 (a table reads better with one letter a column)
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "baton_select": (c_char_p, [c_char_p]),
@@ -60,6 +101,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "baton_rms_norm": (None, [P, P, P, I, c_float, L, L, P, P]),
     "baton_rotary": (None, [P, L, P, I, P, P, L, I, I]),
     "baton_silu_mul": (None, [P, P, I, L, L]),
+    "baton_forward": (None, [POINTER(Decoder), POINTER(Step)]),
     "baton_store_kv": (None, [P, L, P, L, I, P, L, I, P, L, I, I, I]),
 }
 

@@ -23,7 +23,7 @@ static void configure_tiles(int upper, int lower)
     _tile_loadconfig(&config);
 }
 
-enum { TILE_BYTES = 1024, TILE_INPUTS = 32, FEW_STEPS = 2 };
+enum { TILE_BYTES = 1024, TILE_INPUTS = 32, FEW_STEPS = 2, SPANS_AHEAD = 2 };
 
 struct tiled {
     const struct linear_job *job;
@@ -60,6 +60,8 @@ INLINE void unpack_tiles(const char *panel, int64_t first, int64_t count, char *
 {
     for (int64_t s = first; s < first + count; s++, to += TILE_BYTES) {
         const char *span = panel + s / 2 * SPAN_BYTES, *whole = span + 4 * PANEL + s % 2 * GROUP * PANEL;
+        for (int line = 0; line < SPAN_BYTES / 2; line += 64)
+            _mm_prefetch(whole + SPANS_AHEAD * SPAN_BYTES + line, _MM_HINT_T0);
         __m512i once = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(span + s % 2 * 2 * PANEL)));
         __m512h scales = (__m512h)_mm512_or_si512(once, _mm512_slli_epi32(once, 16));
         UNROLL for (int pair = 0; pair < 8; pair++) {
@@ -85,36 +87,28 @@ static struct panels unpacked_panels(const struct tiled *t, int64_t panel, int64
 
 /* ---- results ---- */
 
-struct results {
-    float upper[2][256] __attribute__((aligned(64))); /* of two panels side by side */
-    float lower[2][256] __attribute__((aligned(64)));
-};
-
-INLINE void store_pair(const struct linear_job *job, const float sums[2][256], int64_t row, int rows, int64_t panel)
+INLINE void store_sums(const struct linear_job *job, const float *sums, int64_t row, int rows, int64_t panel)
 {
     int64_t output = panel * PANEL;
-    const float *bias = job->weight->bias;
-    vf factor = vset(job->weight->kind == KIND_INT8 ? RESULT_FACTOR : 1.0f);
-    if (output + 2 * PANEL > job->weight->num_outputs || job->out.dtype == F16) {
-        for (int r = 0; r < rows; r++) {
-            store_outputs(job, row + r, output, vmul(vload(sums[0] + r * 16), factor));
-            store_outputs(job, row + r, output + PANEL, vmul(vload(sums[1] + r * 16), factor));
-        }
-        return;
-    }
-    vf b0 = bias ? vload(bias + output) : vset(0), b1 = bias ? vload(bias + output + PANEL) : vset(0);
+    const struct weight *w = job->weight;
+    vf factor = vset(w->kind == KIND_INT8 ? RESULT_FACTOR : 1.0f), bias = w->bias ? vload(w->bias + output) : vset(0);
+    int simple = job->out.dtype == BF16 && output + PANEL <= w->num_outputs;
     for (int r = 0; r < rows; r++) {
-        vf x = vfma(vload(sums[0] + r * 16), factor, b0), y = vfma(vload(sums[1] + r * 16), factor, b1);
-        if (job->out.dtype == BF16) {
-            uint16_t *to = (uint16_t *)job->out.data + (row + r) * job->out.stride + output;
-            _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
-        } else {
-            float *to = (float *)job->out.data + (row + r) * job->out.stride + output;
-            vstore(to, x);
-            vstore(to + PANEL, y);
-        }
+        vf x = vfma(vload(sums + r * 16), factor, bias);
+        uint16_t *to = (uint16_t *)job->out.data + (row + r) * job->out.stride + output;
+        if (simple)
+            _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
+        else if (output < w->num_outputs)
+            store_row(&job->out, row + r, output, w->num_outputs, x);
     }
 }
+
+#define STORE_TILE(tile, row, rows, panel)                      \
+    do {                                                        \
+        float sums[256] __attribute__((aligned(64)));           \
+        _tile_stored(tile, sums, 64);                           \
+        store_sums(t->job, sums, row, rows, panel);             \
+    } while (0)
 
 static void zero_results(void)
 {
@@ -130,7 +124,6 @@ static void zero_results(void)
 static void multiply_many(const struct tiled *t, int64_t row, int lower, struct panels w, int64_t panel)
 {
     const char *x = t->x + row * t->x_stride, *below = x + 16 * t->x_stride;
-    struct results results;
     zero_results();
     for (int64_t s = 0; s < t->steps; s++) {
         _tile_loadd(6, w.data + s * TILE_BYTES, 64);
@@ -142,12 +135,10 @@ static void multiply_many(const struct tiled *t, int64_t row, int lower, struct 
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, results.upper[0], 64);
-    _tile_stored(1, results.upper[1], 64);
-    _tile_stored(2, results.lower[0], 64);
-    _tile_stored(3, results.lower[1], 64);
-    store_pair(t->job, results.upper, row, 16, panel);
-    store_pair(t->job, results.lower, row + 16, lower, panel);
+    STORE_TILE(0, row, 16, panel);
+    STORE_TILE(1, row, 16, panel + 1);
+    STORE_TILE(2, row + 16, lower, panel);
+    STORE_TILE(3, row + 16, lower, panel + 1);
 }
 
 INLINE void add_few(const char *x, int64_t x_stride, struct panels w, int64_t steps)
@@ -165,28 +156,27 @@ INLINE void add_few(const char *x, int64_t x_stride, struct panels w, int64_t st
     }
 }
 
-/* At most 16 rows by four panels; int8 weights pass through a buffer that stays in the nearest cache. */
-static void multiply_few(const struct tiled *t, int64_t row, int rows, int64_t panel)
+/* At most 16 rows by four panels that lie `apart` from each other: each is the next of a long run, which the memory
+ * delivers ahead of time. int8 weights pass through a buffer that stays in the nearest cache. */
+static void multiply_few(const struct tiled *t, int64_t row, int rows, int64_t panel, int64_t apart)
 {
     const char *x = t->x + row * t->x_stride, *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
-    struct results results;
+    size_t stride = (size_t)apart * t->bytes;
     zero_results();
     if (t->job->weight->kind == KIND_INT8) {
         char buffer[PANEL_GROUP * FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
         for (int64_t s = 0; s < t->steps; s += FEW_STEPS) {
             for (int p = 0; p < PANEL_GROUP; p++)
-                unpack_tiles(data + (size_t)p * t->bytes, s, FEW_STEPS, buffer + p * FEW_STEPS * TILE_BYTES);
+                unpack_tiles(data + (size_t)p * stride, s, FEW_STEPS, buffer + p * FEW_STEPS * TILE_BYTES);
             add_few(x + s * 64, t->x_stride, (struct panels){buffer, FEW_STEPS * TILE_BYTES}, FEW_STEPS);
         }
     } else {
-        add_few(x, t->x_stride, (struct panels){data, t->bytes}, t->steps);
+        add_few(x, t->x_stride, (struct panels){data, stride}, t->steps);
     }
-    _tile_stored(0, results.upper[0], 64);
-    _tile_stored(1, results.upper[1], 64);
-    _tile_stored(2, results.lower[0], 64);
-    _tile_stored(3, results.lower[1], 64);
-    store_pair(t->job, results.upper, row, rows, panel);
-    store_pair(t->job, results.lower, row, rows, panel + 2);
+    STORE_TILE(0, row, rows, panel);
+    STORE_TILE(1, row, rows, panel + apart);
+    STORE_TILE(2, row, rows, panel + 2 * apart);
+    STORE_TILE(3, row, rows, panel + 3 * apart);
 }
 
 /* Rows in blocks of 32 over two panels at a time; what is left below 32 in one or two tiles. */
@@ -209,8 +199,8 @@ static void tile_panels(void *context, int64_t item)
     }
     if (rest > 0 && lower == 0) {
         configure_tiles((int)rest, (int)rest);
-        for (int64_t panel = first; panel < end; panel += PANEL_GROUP)
-            multiply_few(t, whole, (int)rest, panel);
+        for (int64_t panel = first, apart = (end - first) / PANEL_GROUP; panel < first + apart; panel++)
+            multiply_few(t, whole, (int)rest, panel, apart);
     }
     _tile_release();
 }

@@ -48,6 +48,32 @@ struct attention {
     float scale;
 };
 
+/* A decoder of the Llama family; everything stays the caller's. */
+struct layer {
+    const void *input_norm, *mlp_norm;  /* [hidden] */
+    const void *q_norm, *k_norm;        /* [D] or null */
+    const struct weight *qkv, *o, *gate_up, *down;
+    int32_t window;
+};
+
+struct decoder {
+    const struct layer *layers;
+    const void *embedding; /* [V, hidden] */
+    const float *cos_sin;  /* [positions, D] */
+    int64_t hidden;
+    int32_t num_layers, num_heads, num_kv_heads, head_dim;
+    int32_t dtype;         /* of norms, embedding, activations and the result */
+    float eps;
+};
+
+struct step {
+    const int64_t *token_ids, *positions, *slots; /* [T] */
+    int64_t num_tokens;
+    void *const *caches;                          /* one layer's [N, 2, G, B, D] each */
+    struct attention attention;                   /* all but q, out, cache, window */
+    void *out;                                    /* [T, hidden] */
+};
+
 /* One instruction set's kernels. */
 struct kernels {
     const char *name;
@@ -61,7 +87,12 @@ struct kernels {
     void (*silu_mul)(const struct rows *gate_up, const struct rows *out, int64_t num_rows, int64_t width);
     void (*store_kv)(const struct rows *k, const struct rows *v, void *cache, int64_t cache_stride, int cache_dtype,
                      const int64_t *slots, int64_t num_rows, int num_kv_heads, int block_size, int head_dim);
+    void (*embed)(const void *table, int dtype, const int64_t *token_ids, int64_t num_rows, int64_t width,
+                  const struct rows *out);
+    void (*add)(const struct rows *x, const struct rows *y, int64_t num_rows, int64_t width, const struct rows *out);
 };
+
+const struct kernels *active_kernels(void);
 
 /* Runs body(context, i) for every i below count, on the pool's threads and the caller's; returns when all are done.
  * Which thread runs which i is left open, so no result may depend on it. */

@@ -40,4 +40,6 @@ const struct kernels JOIN(kernels_, ISA_NAME) = {
     .rotary = rotary,
     .silu_mul = silu_mul,
     .store_kv = store_kv,
+    .embed = embed,
+    .add = add,
 };

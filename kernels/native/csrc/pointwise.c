@@ -56,7 +56,9 @@ static void norm_row(const struct norm_job *job, int64_t row)
         vf x = norm_input(job, row, i);
         if (job->sum.data != NULL)
             store_row(&job->sum, row, i, n, x);
-        vf normed = as_stored(vmul(x, scale), (enum dtype)job->out.dtype);
+        vf normed = vmul(x, scale);
+        if (job->x.dtype == job->out.dtype) /* as the specification does; from float32, one rounding is enough */
+            normed = as_stored(normed, (enum dtype)job->out.dtype);
         store_row(&job->out, row, i, n, vmul(normed, vload_at(job->weight, i, n, job->weight_dtype)));
     }
 }
@@ -162,15 +164,81 @@ static void store_one(const struct rows *from, int64_t row, void *to, enum dtype
         }
 }
 
+struct store_job {
+    struct rows k, v;
+    void *cache;
+    int64_t cache_stride;
+    enum dtype dtype;
+    const int64_t *slots;
+    int64_t num_rows;
+    int num_kv_heads, block_size, head_dim;
+};
+
+static void store_rows(void *context, int64_t item)
+{
+    const struct store_job *job = context;
+    int64_t end = (item + 1) * ROWS_PER_ITEM;
+    size_t values = (size_t)job->num_kv_heads * job->block_size * job->head_dim;
+    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
+        int64_t block = job->slots[row] / job->block_size, offset = job->slots[row] % job->block_size;
+        void *keys = at_mut(job->cache, (size_t)(block * job->cache_stride + offset * job->head_dim), job->dtype);
+        store_one(&job->k, row, keys, job->dtype, job->num_kv_heads, job->block_size, job->head_dim);
+        keys = at_mut(keys, values, job->dtype);
+        store_one(&job->v, row, keys, job->dtype, job->num_kv_heads, job->block_size, job->head_dim);
+    }
+}
+
 static void store_kv(const struct rows *k, const struct rows *v, void *cache, int64_t cache_stride, int cache_dtype,
                      const int64_t *slots, int64_t num_rows, int num_kv_heads, int block_size, int head_dim)
 {
-    enum dtype dtype = (enum dtype)cache_dtype;
-    size_t values = (size_t)num_kv_heads * block_size * head_dim;
-    for (int64_t row = 0; row < num_rows; row++) {
-        int64_t block = slots[row] / block_size, offset = slots[row] % block_size;
-        void *keys = at_mut(cache, (size_t)(block * cache_stride + offset * head_dim), dtype);
-        store_one(k, row, keys, dtype, num_kv_heads, block_size, head_dim);
-        store_one(v, row, at_mut(keys, values, dtype), dtype, num_kv_heads, block_size, head_dim);
+    struct store_job job = {*k, *v, cache, cache_stride, (enum dtype)cache_dtype, slots, num_rows, num_kv_heads,
+                            block_size, head_dim};
+    parallel(row_items(num_rows), store_rows, &job);
+}
+
+struct embed_job {
+    const void *table;
+    enum dtype dtype;
+    const int64_t *token_ids;
+    int64_t num_rows, width;
+    struct rows out;
+};
+
+static void embed_rows(void *context, int64_t item)
+{
+    const struct embed_job *job = context;
+    int64_t end = (item + 1) * ROWS_PER_ITEM;
+    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
+        const void *x = at(job->table, (size_t)(job->token_ids[row] * job->width), job->dtype);
+        for (long i = 0; i < job->width; i += W)
+            store_row(&job->out, row, i, job->width, vload_at(x, i, job->width, job->dtype));
     }
+}
+
+static void embed(const void *table, int dtype, const int64_t *token_ids, int64_t num_rows, int64_t width,
+                  const struct rows *out)
+{
+    struct embed_job job = {table, (enum dtype)dtype, token_ids, num_rows, width, *out};
+    parallel(row_items(num_rows), embed_rows, &job);
+}
+
+struct add_job {
+    struct rows x, y, out;
+    int64_t num_rows, width;
+};
+
+static void add_rows(void *context, int64_t item)
+{
+    const struct add_job *job = context;
+    int64_t end = (item + 1) * ROWS_PER_ITEM;
+    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
+        for (long i = 0; i < job->width; i += W)
+            store_row(&job->out, row, i, job->width,
+                      vadd(load_row(&job->x, row, i, job->width), load_row(&job->y, row, i, job->width)));
+}
+
+static void add(const struct rows *x, const struct rows *y, int64_t num_rows, int64_t width, const struct rows *out)
+{
+    struct add_job job = {*x, *y, *out, num_rows, width};
+    parallel(row_items(num_rows), add_rows, &job);
 }
