@@ -1,0 +1,266 @@
+"""The connection of a prefill worker to one decode worker, and the transfers that share it.
+
+One task sends, taking turns among transfers piece by piece; one task receives. When the connection is lost,
+the transfers of this link fail and no others.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from common import messages
+from common.config import TransferConfig
+from common.messages import (
+    Accept,
+    Blocks,
+    Cancel,
+    Credit,
+    DecodeTarget,
+    Failed,
+    Hello,
+    Landed,
+    MessageError,
+    Refuse,
+    Refused,
+    Welcome,
+    WorkerError,
+)
+from common.sequence import Sequence
+from kv_transfer import transport
+from kv_transfer.checksum import checksum
+from kv_transfer.outgoing import Outgoing, Phase
+
+log = logging.getLogger(__name__)
+
+
+class BlockSource(Protocol):
+    """The engine as the sender sees it."""
+
+    def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview] | None:
+        """Bytes of ``count`` blocks of the sequence from its ``first`` on, as few views as the blocks' places
+        allow. All of its blocks are kept from reuse until ``take_back``. None once the sequence has ended:
+        nothing to take back."""
+        ...
+
+    def take_back(self, sequence: Sequence) -> None: ...
+
+
+@dataclass(slots=True)
+class SenderCounters:
+    num_landed: int = 0
+    num_failed: dict[str, int] = field(default_factory=dict)  # by error code
+    num_cancelled: int = 0
+    sent_bytes: int = 0
+    sent_blocks: int = 0
+    skipped_blocks: int = 0  # held by the receiver already
+
+
+class LinkOwner(Protocol):
+    """Whom a link tells what became of its transfers."""
+
+    def landed(self, outgoing: Outgoing) -> None: ...
+
+    def failed(self, outgoing: Outgoing, error: WorkerError) -> None:
+        """May be told again of a transfer that has ended."""
+        ...
+
+    def link_ended(self, target: DecodeTarget) -> None: ...
+
+
+class Link:
+    """The connection to one decode worker and the transfers that use it."""
+
+    def __init__(
+        self,
+        target: DecodeTarget,
+        hello: Hello,
+        source: BlockSource,
+        config: TransferConfig,
+        block_bytes: int,
+        counters: SenderCounters,
+        owner: LinkOwner,
+    ) -> None:
+        self._target = target
+        self._hello = hello
+        self._source = source
+        self._config = config
+        self._block_bytes = block_bytes
+        self._piece_blocks = max(1, config.piece_bytes // block_bytes)
+        self._counters = counters
+        self._owner = owner
+        self._transfers: dict[str, Outgoing] = {}
+        self._turns: deque[Outgoing] = deque()
+        self._cancels: deque[Cancel] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def add(self, outgoing: Outgoing) -> None:
+        self._transfers[outgoing.transfer_id] = outgoing
+        self._turns.append(outgoing)
+        self.wake()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def say_cancelled(self, outgoing: Outgoing, reason: str) -> None:
+        self._forget(outgoing)
+        if outgoing.offer_sent:
+            self._cancels.append(Cancel(outgoing.transfer_id, reason))
+            self.wake()
+
+    async def _run(self) -> None:
+        reason = "closed"
+        try:
+            await self._talk()
+        except* (
+            OSError,
+            ValueError,
+        ) as group:  # lost, silent, not speaking the protocol, or an address that is none
+            reason = "; ".join(str(error) or type(error).__name__ for error in group.exceptions)
+            log.warning("link to decode worker %s ended: %s", self._target.address, reason)
+        finally:
+            self._owner.link_ended(self._target)
+            error = WorkerError("peer_lost", f"decode worker at {self._target.address}: {reason}")
+            for outgoing in list(self._transfers.values()):
+                self._owner.failed(outgoing, error)
+
+    async def _talk(self) -> None:
+        connection = await transport.connect(self._target.address, timeout_s=self._config.stall_timeout_s)
+        try:
+            async with asyncio.timeout(self._config.stall_timeout_s):
+                await self._greet(connection)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send_loop(connection))
+                tasks.create_task(self._receive_loop(connection))
+        finally:
+            await connection.close()
+
+    async def _greet(self, connection: transport.Connection) -> None:
+        await connection.send(messages.encode(self._hello))
+        header, _ = await connection.receive()
+        match messages.decode_transfer(header):
+            case Welcome():
+                return
+            case Refused(reason=reason):
+                raise ConnectionError(f"refused us: {reason}")
+            case other:
+                raise MessageError(f"expected Welcome, got {type(other).__name__}")
+
+    async def _send_loop(self, connection: transport.Connection) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while await self._send_some(connection):
+                pass
+
+    async def _send_some(self, connection: transport.Connection) -> bool:
+        """Send at most one message for every transfer; False when there was nothing to send."""
+        sent = False
+        while self._cancels:
+            await connection.send(messages.encode(self._cancels.popleft()))
+        for _ in range(len(self._turns)):
+            outgoing = self._turns.popleft()
+            if outgoing.phase in (Phase.ENDED, Phase.HANDED_OVER):
+                continue
+            self._turns.append(outgoing)
+            sent = await self._send_next(connection, outgoing) or sent
+        return sent
+
+    async def _send_next(self, connection: transport.Connection, outgoing: Outgoing) -> bool:
+        if not outgoing.offer_sent:
+            outgoing.offer_sent = True
+            await connection.send(messages.encode(outgoing.offer))
+        elif (run := outgoing.next_run(self._piece_blocks)) is not None:
+            await self._send_run(connection, outgoing, *run)
+        elif outgoing.may_hand_over:
+            assert outgoing.handover is not None
+            outgoing.phase = Phase.HANDED_OVER
+            self._watch(outgoing)
+            await connection.send(messages.encode(outgoing.handover))
+        else:
+            return False
+        return True
+
+    async def _send_run(
+        self, connection: transport.Connection, outgoing: Outgoing, first: int, count: int
+    ) -> None:
+        payload = self._source.lend(outgoing.sequence, first, count)
+        if payload is None:
+            outgoing.phase = Phase.ENDED  # in the engine, this very moment: its cancel is on the way
+            return
+        try:
+            digest = checksum(payload) if self._config.checksums else None
+            if outgoing.num_sent == outgoing.num_landed:
+                self._watch(outgoing)
+            outgoing.num_sent += count
+            await connection.send(
+                messages.encode(Blocks(outgoing.transfer_id, first, count, digest)), payload
+            )
+        finally:
+            self._source.take_back(outgoing.sequence)
+        self._counters.sent_blocks += count
+        self._counters.sent_bytes += count * self._block_bytes
+
+    async def _receive_loop(self, connection: transport.Connection) -> None:
+        while True:
+            header, _ = await connection.receive()
+            self._hear(messages.decode_transfer(header))
+
+    def _hear(self, message: messages.Transfer) -> None:
+        outgoing = self._transfers.get(getattr(message, "transfer_id", ""))
+        if outgoing is None:
+            return  # about a transfer we gave up: the answer crossed our Cancel
+        match message:
+            case Accept(skip_blocks=skip, credit=credit):
+                outgoing.accept(skip, credit)
+                self._counters.skipped_blocks += skip
+                self.wake()
+            case Credit(num_landed=num_landed):
+                self._credited(outgoing, num_landed)
+            case Landed():
+                self._forget(outgoing)
+                if outgoing.phase is not Phase.HANDED_OVER:
+                    raise MessageError(f"Landed for a transfer that is {outgoing.phase.value}")
+                self._owner.landed(outgoing)
+            case Refuse(error=error) | Failed(error=error):
+                self._forget(outgoing)
+                self._owner.failed(outgoing, msgspec.structs.replace(error, origin="decode"))
+            case other:
+                raise MessageError(f"unexpected {type(other).__name__} from a decode worker")
+
+    def _credited(self, outgoing: Outgoing, num_landed: int) -> None:
+        outgoing.note_landed(num_landed)
+        if outgoing.awaits_answer:
+            self._watch(outgoing)
+        elif outgoing.stall_timer is not None:
+            outgoing.stall_timer.cancel()
+        self.wake()
+
+    def _watch(self, outgoing: Outgoing) -> None:
+        """(Re)start the timer that fails the transfer when the receiver shows no progress."""
+        if outgoing.stall_timer is not None:
+            outgoing.stall_timer.cancel()
+        loop = asyncio.get_running_loop()
+        outgoing.stall_timer = loop.call_later(self._config.stall_timeout_s, self._stalled, outgoing)
+
+    def _stalled(self, outgoing: Outgoing) -> None:
+        text = (
+            f"decode worker at {self._target.address} made no progress for {self._config.stall_timeout_s:g} s"
+        )
+        self._owner.failed(outgoing, WorkerError("peer_lost", text))
+        self.say_cancelled(outgoing, "stalled")
+
+    def _forget(self, outgoing: Outgoing) -> None:
+        self._transfers.pop(outgoing.transfer_id, None)

@@ -1,0 +1,69 @@
+"""One outgoing transfer: what of it was computed, sent and landed.
+
+OFFERED      Offer sent, or about to be; finished blocks wait
+ACCEPTED     runs of finished blocks go out, never more than ``credit`` unanswered
+HANDED_OVER  everything sent, Handover too; waiting for Landed
+ENDED        landed, failed or cancelled; reported once, nothing of it is sent any more
+"""
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+
+from common.messages import Generate, Handover, MessageError, Offer
+from common.sequence import Sequence
+
+
+class Phase(Enum):
+    OFFERED = "offered"
+    ACCEPTED = "accepted"
+    HANDED_OVER = "handed over"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    transfer_id: str
+    generate: Generate
+    sequence: Sequence
+    offer: Offer
+    num_blocks: int
+    phase: Phase = Phase.OFFERED
+    offer_sent: bool = False
+    num_ready: int = 0  # leading blocks whose computation is finished
+    num_sent: int = 0
+    num_landed: int = 0
+    credit: int = 0
+    handover: Handover | None = None
+    prefilled_at: float = 0.0
+    stall_timer: asyncio.TimerHandle | None = None
+
+    def next_run(self, max_blocks: int) -> tuple[int, int] | None:
+        """The next run of blocks that may go out, as (first, count)."""
+        if self.phase is not Phase.ACCEPTED:
+            return None
+        count = min(self.num_ready - self.num_sent, self.num_landed + self.credit - self.num_sent, max_blocks)
+        return (self.num_sent, count) if count > 0 else None
+
+    @property
+    def may_hand_over(self) -> bool:
+        return self.phase is Phase.ACCEPTED and self.handover is not None and self.num_sent == self.num_blocks
+
+    def accept(self, skip_blocks: int, credit: int) -> None:
+        """The receiver has made room; it holds the first ``skip_blocks`` already. Raises ``MessageError``."""
+        if self.phase is not Phase.OFFERED or not 0 <= skip_blocks <= self.num_blocks or credit < 1:
+            text = f"Accept with skip_blocks {skip_blocks}, credit {credit} for a transfer {self.phase.value}"
+            raise MessageError(text)
+        self.phase = Phase.ACCEPTED
+        self.num_sent = self.num_landed = skip_blocks
+        self.credit = credit
+
+    def note_landed(self, num_landed: int) -> None:
+        """Raises ``MessageError`` when that cannot be."""
+        if not self.num_landed <= num_landed <= self.num_sent:
+            raise MessageError(f"Credit for {num_landed} blocks, {self.num_sent} were sent")
+        self.num_landed = num_landed
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.num_landed < self.num_sent or self.phase is Phase.HANDED_OVER
