@@ -31,6 +31,7 @@ $(VENV)/.ready: pyproject.toml
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(TORCH_INSTALL)
 	$(PIP) install --editable '.[$(EXTRAS)]'
 	@$(PIP) install --editable '.[ucx]' || echo 'no UCX for this machine: transfers will use ZMQ'
+	@$(BIN)/python -m kernels.native || echo 'no kernels in C for this machine: PyTorch will compute'
 	@touch $@
 
 ifneq ($(shell command -v nvidia-smi),)
