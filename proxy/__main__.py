@@ -1,5 +1,6 @@
 """``python -m proxy``: the HTTP front end."""
 
+import gc
 import sys
 
 import uvloop
@@ -20,6 +21,8 @@ def main() -> int:
         check_certificate(config)
         listener = bind(config.host, config.port)
         model = ServedModel.load(engine, config.tool_call_parser, config.reasoning_parser)
+        gc.collect()
+        gc.freeze()  # what is there now stays: no need to look through it again and again
         uvloop.run(serve(config, model, listener))
     except (ConfigError, ModelError, OSError) as error:
         return options.refusal("proxy", ConfigError(str(error)))

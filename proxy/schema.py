@@ -209,10 +209,10 @@ def read(body: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
 
 
-def unknown_fields(body: bytes, *known: type) -> list[str]:
+def unknown_fields(body: bytes, *known: type[Struct]) -> list[str]:
     """Names in the body that no struct of ``known`` declares; raises ApiError for those that must not be
     ignored."""
-    names = {field.name for kind in known for field in msgspec.structs.fields(kind)}
+    names = {name for kind in known for name in kind.__struct_fields__}
     fields = read(body, dict[str, msgspec.Raw])
     for name in UNSUPPORTED.intersection(fields):
         if bytes(fields[name]) not in _ABSENT:
