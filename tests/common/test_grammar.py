@@ -118,7 +118,7 @@ def test_rows_beyond_the_tokenizer_are_never_allowed() -> None:
 # In an engine
 
 
-def engine_with(grammars: Grammars, **changes: int) -> Engine:
+def engine_with(grammars: Grammars, **changes: Any) -> Engine:
     return make_engine(grammars=grammars, **changes)
 
 
