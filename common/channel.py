@@ -62,11 +62,11 @@ def _open_socket(context: zmq.asyncio.Context, kind: int, address: str) -> zmq.a
     return socket
 
 
-def _close_socket(socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
+def _close_socket(socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket, flush_s: float = 0.0) -> None:
     if not socket.closed:
         socket.disable_monitor()
     monitor.close(linger=0)
-    socket.close(linger=0)
+    socket.close(linger=round(1000 * flush_s))
 
 
 def _send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> None:
@@ -205,9 +205,10 @@ class ProxyChannel:
                 self._broken = f"{MAX_QUEUED_MESSAGES} messages wait unread"
             raise ConnectionError(f"proxy {self.address}: {self._broken or 'not connected'}") from None
 
-    def close(self) -> None:
-        self._disconnect()
-        self._context.destroy(linger=0)
+    def close(self, flush_s: float = 0.0) -> None:
+        """What was sent last still reaches a proxy that reads within ``flush_s``, for which this may wait."""
+        self._disconnect(flush_s)
+        self._context.term()
 
     def _welcomed(self, message: Welcome) -> None:
         again = self.proxy_incarnation is not None
@@ -265,7 +266,7 @@ class ProxyChannel:
         self._poller.register(monitor, zmq.POLLIN)
         self._socket, self._monitor = socket, monitor
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, flush_s: float = 0.0) -> None:
         self.proxy_incarnation, self._broken = None, ""
         socket, monitor = self._socket, self._monitor
         if socket is None or monitor is None:
@@ -273,4 +274,4 @@ class ProxyChannel:
         self._socket = self._monitor = None
         self._poller.unregister(socket)
         self._poller.unregister(monitor)
-        _close_socket(socket, monitor)
+        _close_socket(socket, monitor, flush_s)

@@ -29,6 +29,8 @@ from common.sequence import SequenceKey
 
 logger = logging.getLogger(__name__)
 
+FLUSH_S = 1.0  # for the last tokens of a drained worker to leave
+
 
 class Role(Protocol):
     """What a prefill or decode worker does with what proxies say."""
@@ -82,7 +84,7 @@ class Service:
                 task.cancel()
             await asyncio.gather(heart, *conversations, return_exceptions=True)
             for channel in self._channels:
-                channel.close()
+                channel.close(FLUSH_S if self._draining else 0.0)
 
     def drain(self) -> None:
         """Take no new work; ``run`` returns when nothing is under way, or when the drain time is over."""

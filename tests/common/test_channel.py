@@ -264,3 +264,15 @@ async def test_a_taken_port_is_an_error_that_names_the_address() -> None:
         with pytest.raises(OSError, match=workers.address) as raised:
             WorkerChannel(workers.address)
         assert raised.value.errno == errno.EADDRINUSE
+
+
+async def test_what_a_worker_said_last_arrives_though_it_closes_at_once() -> None:
+    with listening() as workers, connected(workers.address) as proxy:
+        await announced(workers, proxy)
+        for number in range(500):
+            proxy.send(Outputs((Tokens(f"r{number}", 0, 0, finish_reason="stop"),)))
+        proxy.close(flush_s=WAIT_S)
+        last = ""
+        while last != "r499":
+            _, message = await asyncio.wait_for(workers.receive(), WAIT_S)
+            last = message.tokens[0].request_id if isinstance(message, Outputs) else last
