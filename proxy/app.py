@@ -20,6 +20,7 @@ from proxy.door import Door
 from proxy.errors import ApiError, invalid
 from proxy.frontend import Frontend
 from proxy.job import Job
+from proxy.openapi import describe
 from proxy.prompts import Limits, check_token_ids, encode, render
 from proxy.reply import IGNORED, Reply
 from proxy.responses_job import responses_job
@@ -142,6 +143,10 @@ def _add_state(app: FastAPI, frontend: Frontend) -> None:
     @app.get("/version")
     async def version() -> Response:
         return _json({"version": VERSION, "protocol_version": PROTOCOL_VERSION})
+
+    @app.get("/openapi.json")
+    async def description() -> Response:
+        return _json(describe())
 
     @app.get("/workers")
     async def workers() -> Response:

@@ -67,7 +67,6 @@ async def test_errors_have_an_id_too(system: System) -> None:
         ("POST", "/v1/embeddings", 404),
         ("POST", "/v1/rerank", 404),
         ("GET", "/", 404),
-        ("GET", "/openapi.json", 404),
     ],
 )
 async def test_paths_that_do_not_exist_say_so(system: System, method: str, path: str, status: int) -> None:
