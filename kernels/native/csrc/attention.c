@@ -39,12 +39,25 @@ INLINE void *head_of_row(const struct job_of_head *job, const struct rows *x, in
     return at_mut(row_of(x, job->query_start + row / job->group), (size_t)(head * job->a->head_dim), (enum dtype)x->dtype);
 }
 
-INLINE const void *key_at(const struct job_of_head *job, int64_t position, enum dtype dtype)
+/* Positions `start` to `start + count` of a sequence, and where their keys are. */
+struct chunk {
+    const void *keys[CHUNK];
+    int64_t start;
+    int count;
+};
+
+INLINE struct chunk locate(const struct job_of_head *job, int64_t start, int64_t last, enum dtype dtype)
 {
     const struct attention *a = job->a;
-    int64_t block = job->table[position / a->block_size], offset = position % a->block_size;
-    int64_t in_block = ((int64_t)job->kv_head * a->block_size + offset) * a->head_dim;
-    return at(a->cache, (size_t)(block * a->cache_stride + in_block), dtype);
+    struct chunk chunk = {.start = start, .count = (int)min_int(CHUNK, last + 1 - start)};
+    int64_t index = start / a->block_size, offset = start % a->block_size;
+    for (int p = 0; p < chunk.count; index++, offset = 0) {
+        int64_t in_block = ((int64_t)job->kv_head * a->block_size + offset) * a->head_dim;
+        const void *key = at(a->cache, (size_t)(job->table[index] * a->cache_stride + in_block), dtype);
+        for (; offset < a->block_size && p < chunk.count; offset++, p++, key = at(key, (size_t)a->head_dim, dtype))
+            chunk.keys[p] = key;
+    }
+    return chunk;
 }
 
 INLINE size_t keys_to_values(const struct attention *a)
@@ -124,22 +137,18 @@ struct few {
     long dims;     /* the head's, padded to a multiple of W */
 };
 
-INLINE void transpose_keys(const struct job_of_head *job, const struct few *f, int64_t start, int count, enum dtype dtype)
+INLINE void transpose_keys(const struct job_of_head *job, const struct few *f, const struct chunk *chunk, enum dtype dtype)
 {
     long head_dim = job->a->head_dim;
-    for (int p = 0; p < CHUNK; p += W) {
-        const void *keys[W];
-        for (int i = 0; i < W; i++)
-            keys[i] = p + i < count ? key_at(job, start + p + i, dtype) : NULL;
+    for (int p = 0; p < CHUNK; p += W)
         for (long d = 0; d < f->dims; d += W) {
             vf r[W];
             UNROLL for (int i = 0; i < W; i++)
-                r[i] = keys[i] == NULL ? vset(0) : vload_at(keys[i], d, head_dim, dtype);
+                r[i] = p + i < chunk->count ? vload_at(chunk->keys[p + i], d, head_dim, dtype) : vset(0);
             transpose(r);
             UNROLL for (int i = 0; i < W; i++)
                 vstore(f->keys + (d + i) * CHUNK + p, r[i]);
         }
-    }
 }
 
 INLINE void score_few(struct few *f, int first, const int rows, long head_dim)
@@ -187,7 +196,7 @@ static float weigh_few(struct few *f, int row, int64_t start, int64_t lowest, in
 }
 
 INLINE void gather_few(const struct job_of_head *job, struct few *f, int first, const int rows, const float *factors,
-                       int64_t start, int count, enum dtype dtype)
+                       const struct chunk *chunk, enum dtype dtype)
 {
     const struct attention *a = job->a;
     for (long d = 0; d < f->dims; d += 4 * W) {
@@ -196,8 +205,8 @@ INLINE void gather_few(const struct job_of_head *job, struct few *f, int first, 
             UNROLL for (int c = 0; c < 4; c++)
                 sums[r][c] = d + c * W < f->dims ? vmul(vload(f->out + (first + r) * f->dims + d + c * W),
                                                         vset(factors[first + r])) : vset(0);
-        for (int p = 0; p < count; p++) {
-            const void *values = at(key_at(job, start + p, dtype), keys_to_values(a), dtype);
+        for (int p = 0; p < chunk->count; p++) {
+            const void *values = at(chunk->keys[p], keys_to_values(a), dtype);
             UNROLL for (int c = 0; c < 4; c++) {
                 vf v = d + c * W < f->dims ? vload_at(values, d + c * W, a->head_dim, dtype) : vset(0);
                 UNROLL for (int r = 0; r < rows; r++)
@@ -211,10 +220,11 @@ INLINE void gather_few(const struct job_of_head *job, struct few *f, int first, 
     }
 }
 
-INLINE void attend_few_chunk(const struct job_of_head *job, struct few *f, int64_t start, int count, enum dtype dtype)
+INLINE void attend_few_chunk(const struct job_of_head *job, struct few *f, int64_t start, int64_t last, enum dtype dtype)
 {
     float factors[MAX_FEW_ROWS];
-    transpose_keys(job, f, start, count, dtype);
+    struct chunk chunk = locate(job, start, last, dtype);
+    transpose_keys(job, f, &chunk, dtype);
     for (int first = 0; first < job->num_rows; first += FEW) {
         int rows = (int)min_int(FEW, job->num_rows - first);
         switch (rows) {
@@ -228,10 +238,10 @@ INLINE void attend_few_chunk(const struct job_of_head *job, struct few *f, int64
             factors[r] = weigh_few(f, r, start, lowest_position(job, position), position);
         }
         switch (rows) {
-        case 1: gather_few(job, f, first, 1, factors, start, count, dtype); break;
-        case 2: gather_few(job, f, first, 2, factors, start, count, dtype); break;
-        case 3: gather_few(job, f, first, 3, factors, start, count, dtype); break;
-        default: gather_few(job, f, first, FEW, factors, start, count, dtype);
+        case 1: gather_few(job, f, first, 1, factors, &chunk, dtype); break;
+        case 2: gather_few(job, f, first, 2, factors, &chunk, dtype); break;
+        case 3: gather_few(job, f, first, 3, factors, &chunk, dtype); break;
+        default: gather_few(job, f, first, FEW, factors, &chunk, dtype);
         }
     }
 }
@@ -270,10 +280,8 @@ static void attend_few(const struct job_of_head *job)
     load_few_queries(job, &f);
     int64_t last = position_of(job, job->first_row + job->num_rows - 1);
     int64_t start = lowest_position(job, position_of(job, job->first_row)) / CHUNK * CHUNK;
-    for (; start <= last; start += CHUNK) {
-        int count = (int)min_int(CHUNK, last + 1 - start);
-        FOR_DTYPE(job->a->cache_dtype, attend_few_chunk(job, &f, start, count, dtype));
-    }
+    for (; start <= last; start += CHUNK)
+        FOR_DTYPE(job->a->cache_dtype, attend_few_chunk(job, &f, start, last, dtype));
     store_few(job, &f);
 }
 
@@ -296,12 +304,13 @@ struct tile {
     long dims;      /* the head's, padded to a multiple of 16 */
 };
 
-INLINE void fetch_chunk(const struct job_of_head *job, const struct tile *t, int64_t start, int count, enum dtype dtype)
+INLINE void fetch_chunk(const struct job_of_head *job, const struct tile *t, int64_t start, int64_t last, enum dtype dtype)
 {
     long head_dim = job->a->head_dim;
+    struct chunk chunk = locate(job, start, last, dtype);
     for (int p = 0; p < CHUNK; p++) {
-        const void *k = p < count ? key_at(job, start + p, dtype) : NULL;
-        const void *v = p < count ? at(k, keys_to_values(job->a), dtype) : NULL;
+        const void *k = p < chunk.count ? chunk.keys[p] : NULL;
+        const void *v = p < chunk.count ? at(k, keys_to_values(job->a), dtype) : NULL;
         for (long d = 0; d < t->dims; d += W) {
             int there = k != NULL && d < head_dim;
             vstore(t->keys + p * t->dims + d, there ? vload_at(k, d, head_dim, dtype) : vset(0));
@@ -345,9 +354,12 @@ static void mask_tile(const struct tile *t, int64_t start)
 static void weigh_tile(struct tile *t)
 {
     for (int c = 0; c < TILE_ROWS; c += W) {
-        vf before = vload(t->highest + c), now = before, sums[W];
-        for (int p = 0; p < CHUNK; p++)
+        vf before = vload(t->highest + c), now = before, others = before, sums[W];
+        for (int p = 0; p < CHUNK; p += 2) {
             now = vmax(now, vload(t->weights + p * TILE_ROWS + c));
+            others = vmax(others, vload(t->weights + (p + 1) * TILE_ROWS + c));
+        }
+        now = vmax(now, others);
         UNROLL for (int i = 0; i < W; i++)
             sums[i] = vset(0);
         for (int p = 0; p < CHUNK; p += W)
@@ -447,7 +459,7 @@ static void attend_tile(const struct job_of_head *job)
     int64_t start = lowest_position(job, first) / CHUNK * CHUNK;
     for (; start <= last; start += CHUNK) {
         int count = (int)min_int(CHUNK, last + 1 - start);
-        FOR_DTYPE(job->a->cache_dtype, fetch_chunk(job, &t, start, count, dtype));
+        FOR_DTYPE(job->a->cache_dtype, fetch_chunk(job, &t, start, last, dtype));
         score_tile(&t, job->a->head_dim);
         if (start + CHUNK - 1 > first || start < lowest_position(job, last))
             mask_tile(&t, start);

@@ -80,8 +80,8 @@ struct kernels {
     void (*pack)(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data);
     void (*linear)(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out);
     void (*attention)(const struct attention *a);
-    void (*rms_norm)(const struct rows *x, const struct rows *residual, const void *weight, int weight_dtype, float eps,
-                     int64_t num_rows, int64_t width, const struct rows *out, const struct rows *sum);
+    void (*rms_norm)(const struct rows *x, const struct rows *residual, const void *weight, float eps, int64_t num_rows,
+                     int64_t width, const struct rows *out, const struct rows *sum);
     void (*rotary)(const struct rows *x, const struct rows *out, const int64_t *positions, const float *cos_sin,
                    int64_t num_rows, int num_heads, int head_dim);
     void (*silu_mul)(const struct rows *gate_up, const struct rows *out, int64_t num_rows, int64_t width);

@@ -43,7 +43,7 @@ static void norm_heads(const struct decoder *d, const struct rows *heads, int nu
     const struct rows none = {0};
     for (int h = 0; weight && h < num_heads; h++) {
         struct rows head = columns(heads, (int64_t)h * d->head_dim);
-        active_kernels()->rms_norm(&head, &none, weight, d->dtype, d->eps, rows, d->head_dim, &head, &none);
+        active_kernels()->rms_norm(&head, &none, weight, d->eps, rows, d->head_dim, &head, &none);
     }
 }
 
@@ -73,7 +73,7 @@ static void feed_forward(const struct decoder *d, const struct step *s, const st
 {
     const struct kernels *kernels = active_kernels();
     const struct rows *residual = &b->residual;
-    kernels->rms_norm(&b->update, residual, layer->mlp_norm, d->dtype, d->eps, s->num_tokens, d->hidden, &b->x, residual);
+    kernels->rms_norm(&b->update, residual, layer->mlp_norm, d->eps, s->num_tokens, d->hidden, &b->x, residual);
     kernels->linear(&b->x, s->num_tokens, layer->gate_up, &b->gate_up);
     kernels->silu_mul(&b->gate_up, &b->product, s->num_tokens, layer->down->num_inputs);
     kernels->linear(&b->product, s->num_tokens, layer->down, &b->update);
@@ -97,7 +97,7 @@ void baton_forward(const struct decoder *d, const struct step *s)
     for (int index = 0; index < d->num_layers; index++) {
         const struct layer *layer = &d->layers[index];
         const struct rows *update = index ? &b.update : &b.residual, *residual = index ? &b.residual : &none;
-        kernels->rms_norm(update, residual, layer->input_norm, d->dtype, d->eps, s->num_tokens, d->hidden, &b.x,
+        kernels->rms_norm(update, residual, layer->input_norm, d->eps, s->num_tokens, d->hidden, &b.x,
                           residual);
         attend(d, s, index, &b);
         feed_forward(d, s, layer, &b);

@@ -1,4 +1,5 @@
 /* Which instruction set's kernels are used, and the functions that Python calls. */
+#define _GNU_SOURCE
 #include <stdbool.h>
 #include <string.h>
 
@@ -119,7 +120,7 @@ void baton_rms_norm(void *x, void *residual, const void *weight, int dtype, floa
 {
     struct rows from = {x, width, dtype}, second = {residual, width, dtype}, to = {out, width, dtype};
     struct rows total = {sum, width, dtype};
-    active->rms_norm(&from, &second, weight, dtype, eps, num_rows, width, &to, &total);
+    active->rms_norm(&from, &second, weight, eps, num_rows, width, &to, &total);
 }
 
 void baton_rotary(void *x, int64_t x_stride, void *out, int dtype, const int64_t *positions, const float *cos_sin,

@@ -27,39 +27,37 @@ INLINE vf as_stored(vf x, enum dtype dtype)
 }
 
 struct norm_job {
-    struct rows x, residual, out, sum; /* residual and sum may be absent: data null */
-    const void *weight;
-    enum dtype weight_dtype;
+    struct rows x, residual, out, sum; /* residual and sum may be absent: data null; the sum has the type of x */
+    const void *weight;                /* of the type of out */
     float eps;
     int64_t num_rows, width;
 };
 
 /* The residual sum is rounded to its type before it is normed: that is what the next layer will read. */
-INLINE vf norm_input(const struct norm_job *job, int64_t row, long i)
+INLINE vf norm_input(const void *x, const void *residual, long i, long n, enum dtype dtype)
 {
-    vf x = load_row(&job->x, row, i, job->width);
-    if (job->residual.data == NULL)
-        return x;
-    return as_stored(vadd(x, load_row(&job->residual, row, i, job->width)), (enum dtype)job->sum.dtype);
+    vf value = vload_at(x, i, n, dtype);
+    return residual == NULL ? value : as_stored(vadd(value, vload_at(residual, i, n, dtype)), dtype);
 }
 
-static void norm_row(const struct norm_job *job, int64_t row)
+INLINE void norm_row(const struct norm_job *job, int64_t row, enum dtype from, enum dtype to)
 {
+    const void *x = row_of(&job->x, row), *residual = job->residual.data ? row_of(&job->residual, row) : NULL;
+    void *out = row_of(&job->out, row), *sum = job->sum.data ? row_of(&job->sum, row) : NULL;
     long n = (long)job->width;
     vf squares = vset(0);
     for (long i = 0; i < n; i += W) {
-        vf x = norm_input(job, row, i);
-        squares = vfma(x, x, squares);
+        vf value = norm_input(x, residual, i, n, from);
+        squares = vfma(value, value, squares);
     }
     vf scale = vset(1.0f / sqrtf(vsum(squares) / (float)n + job->eps));
     for (long i = 0; i < n; i += W) {
-        vf x = norm_input(job, row, i);
-        if (job->sum.data != NULL)
-            store_row(&job->sum, row, i, n, x);
-        vf normed = vmul(x, scale);
-        if (job->x.dtype == job->out.dtype) /* as the specification does; from float32, one rounding is enough */
-            normed = as_stored(normed, (enum dtype)job->out.dtype);
-        store_row(&job->out, row, i, n, vmul(normed, vload_at(job->weight, i, n, job->weight_dtype)));
+        vf value = norm_input(x, residual, i, n, from), normed = vmul(value, scale);
+        if (sum != NULL)
+            vstore_at(sum, i, n, value, from);
+        if (from == to) /* as the specification does; from float32, one rounding is enough */
+            normed = as_stored(normed, to);
+        vstore_at(out, i, n, vmul(normed, vload_at(job->weight, i, n, to)), to);
     }
 }
 
@@ -67,8 +65,12 @@ static void norm_rows(void *context, int64_t item)
 {
     const struct norm_job *job = context;
     int64_t end = (item + 1) * ROWS_PER_ITEM;
-    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
-        norm_row(job, row);
+    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
+        if (job->x.dtype == F32)
+            FOR_DTYPE(job->out.dtype, norm_row(job, row, F32, dtype));
+        else
+            FOR_DTYPE(job->out.dtype, norm_row(job, row, dtype, dtype));
+    }
 }
 
 static int64_t row_items(int64_t num_rows)
@@ -76,10 +78,11 @@ static int64_t row_items(int64_t num_rows)
     return (num_rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
 }
 
-static void rms_norm(const struct rows *x, const struct rows *residual, const void *weight, int weight_dtype, float eps,
-                     int64_t num_rows, int64_t width, const struct rows *out, const struct rows *sum)
+/* x has the type of out or is float32; residual and sum have that of x. */
+static void rms_norm(const struct rows *x, const struct rows *residual, const void *weight, float eps, int64_t num_rows,
+                     int64_t width, const struct rows *out, const struct rows *sum)
 {
-    struct norm_job job = {*x, *residual, *out, *sum, weight, (enum dtype)weight_dtype, eps, num_rows, width};
+    struct norm_job job = {*x, *residual, *out, *sum, weight, eps, num_rows, width};
     parallel(row_items(num_rows), norm_rows, &job);
 }
 
@@ -91,19 +94,18 @@ struct rotary_job {
     int num_heads, head_dim;
 };
 
-static void rotate_row(const struct rotary_job *job, int64_t row)
+INLINE void rotate_row(const struct rotary_job *job, int64_t row, enum dtype dtype)
 {
     long half = job->head_dim / 2;
     const float *cosines = job->cos_sin + job->positions[row] * job->head_dim, *sines = cosines + half;
-    enum dtype from = (enum dtype)job->x.dtype, to = (enum dtype)job->out.dtype;
     for (int head = 0; head < job->num_heads; head++) {
-        const void *x = at(row_of(&job->x, row), (size_t)head * job->head_dim, from);
-        void *out = at_mut(row_of(&job->out, row), (size_t)head * job->head_dim, to);
+        const void *x = at(row_of(&job->x, row), (size_t)head * job->head_dim, dtype);
+        void *out = at_mut(row_of(&job->out, row), (size_t)head * job->head_dim, dtype);
         for (long i = 0; i < half; i += W) {
-            vf first = vload_at(x, i, half, from), second = vload_at(at(x, (size_t)half, from), i, half, from);
+            vf first = vload_at(x, i, half, dtype), second = vload_at(at(x, (size_t)half, dtype), i, half, dtype);
             vf c = vload_at(cosines, i, half, F32), s = vload_at(sines, i, half, F32);
-            vstore_at(out, i, half, vsub(vmul(first, c), vmul(second, s)), to);
-            vstore_at(at_mut(out, (size_t)half, to), i, half, vadd(vmul(second, c), vmul(first, s)), to);
+            vstore_at(out, i, half, vsub(vmul(first, c), vmul(second, s)), dtype);
+            vstore_at(at_mut(out, (size_t)half, dtype), i, half, vadd(vmul(second, c), vmul(first, s)), dtype);
         }
     }
 }
@@ -113,7 +115,7 @@ static void rotate_rows(void *context, int64_t item)
     const struct rotary_job *job = context;
     int64_t end = (item + 1) * ROWS_PER_ITEM;
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
-        rotate_row(job, row);
+        FOR_DTYPE(job->x.dtype, rotate_row(job, row, dtype));
 }
 
 static void rotary(const struct rows *x, const struct rows *out, const int64_t *positions, const float *cos_sin,
@@ -130,21 +132,26 @@ struct silu_job {
 
 INLINE vf silu(vf x)
 {
-    return vdiv(x, vadd(vset(1.0f), vexp2(vmul(x, vset(-0x1.715476p0f))))); /* x / (1 + e^-x) */
+    vf e = vexp2(vmul(x, vset(-0x1.715476p0f))); /* x / (1 + e^-x) */
+    return vmul(x, vreciprocal(vadd(vset(1.0f), e)));
+}
+
+INLINE void silu_row(const struct silu_job *job, int64_t row, enum dtype dtype)
+{
+    const void *gate = row_of(&job->gate_up, row), *up = at(gate, (size_t)job->width, dtype);
+    void *out = row_of(&job->out, row);
+    for (long i = 0; i < job->width; i += W) {
+        vf activated = as_stored(silu(vload_at(gate, i, job->width, dtype)), dtype);
+        vstore_at(out, i, job->width, vmul(activated, vload_at(up, i, job->width, dtype)), dtype);
+    }
 }
 
 static void silu_rows(void *context, int64_t item)
 {
     const struct silu_job *job = context;
-    enum dtype from = (enum dtype)job->gate_up.dtype;
     int64_t end = (item + 1) * ROWS_PER_ITEM;
-    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
-        const void *gate = row_of(&job->gate_up, row), *up = at(gate, (size_t)job->width, from);
-        for (long i = 0; i < job->width; i += W) {
-            vf activated = as_stored(silu(vload_at(gate, i, job->width, from)), from);
-            store_row(&job->out, row, i, job->width, vmul(activated, vload_at(up, i, job->width, from)));
-        }
-    }
+    for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
+        FOR_DTYPE(job->out.dtype, silu_row(job, row, dtype));
 }
 
 static void silu_mul(const struct rows *gate_up, const struct rows *out, int64_t num_rows, int64_t width)

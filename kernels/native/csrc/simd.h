@@ -44,6 +44,12 @@ INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vf vabs(vf a) { return _mm512_abs_ps(a); }
 INLINE vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+/* 1 / a to two units in the last place, for a in [1, 2^126] */
+INLINE vf vreciprocal(vf a)
+{
+    vf guess = _mm512_rcp14_ps(a);
+    return _mm512_mul_ps(guess, _mm512_fnmadd_ps(a, guess, _mm512_set1_ps(2.0f)));
+}
 INLINE vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 /* a < b ? x : y */
 INLINE vf vselect_less(vf a, vf b, vf x, vf y)
@@ -61,6 +67,9 @@ INLINE vf vload_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 INLINE vf vload_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+#if defined(ISA_AMX)
+INLINE __m256i vto_bf16(vf x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+#else
 INLINE __m256i vto_bf16(vf x)
 {
     __m512i bits = _mm512_castps_si512(x);
@@ -69,6 +78,7 @@ INLINE __m256i vto_bf16(vf x)
     __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
 }
+#endif
 INLINE void vstore_bf16(uint16_t *p, vf x) { _mm256_storeu_si256((__m256i *)p, vto_bf16(x)); }
 INLINE void vstore_f16(uint16_t *p, vf x)
 {
@@ -100,6 +110,7 @@ INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
 INLINE vf vabs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 INLINE vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vf vreciprocal(vf a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a); }
 INLINE vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vselect_less(vf a, vf b, vf x, vf y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
 INLINE vf vscale2(vf a, vf n)
@@ -165,6 +176,7 @@ INLINE vf vround(vf a)
     const vf magic = {0x1.8p23f, 0x1.8p23f, 0x1.8p23f, 0x1.8p23f}; /* |a| < 2^22: all callers clamp */
     return (a + magic) - magic;
 }
+INLINE vf vreciprocal(vf a) { return 1.0f / a; }
 INLINE vf vfma(vf a, vf b, vf c) { return a * b + c; }
 INLINE vf vselect_less(vf a, vf b, vf x, vf y) { return vblend(a < b, x, y); }
 INLINE vf vscale2(vf a, vf n) { return (vf)((vi)a + (__builtin_convertvector(n, vi) << 23)); }
