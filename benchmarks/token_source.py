@@ -16,7 +16,7 @@ import uvloop
 
 from common.channel import ProxyChannel
 from common.config import DEFAULT_MODEL
-from common.messages import Abort, Generate, Layout, Load, ModelInfo, Outputs, Status, Tokens
+from common.messages import Abort, Generate, Layout, Load, ModelInfo, Outputs, Status, TokenLogprob, Tokens
 from common.model_source import resolve
 
 HEARTBEAT_S = 0.25
@@ -66,9 +66,15 @@ class TokenSource:
             del self._running[generate.request_id]
         else:
             self._running[generate.request_id] = generate, told + 1
-        word = FIRST_TOKEN_ID + told % NUM_WORDS
+        word, num_top = FIRST_TOKEN_ID + told % NUM_WORDS, generate.sampling.num_logprobs
+        top = tuple((FIRST_TOKEN_ID + rank, -1.0 - rank) for rank in range(num_top or 0))
         return Tokens(
-            generate.request_id, generate.attempt, told, (word,), finish_reason="length" if is_last else None
+            generate.request_id,
+            generate.attempt,
+            told,
+            (word,),
+            () if num_top is None else (TokenLogprob(word, -1.0, top),),
+            "length" if is_last else None,
         )
 
     async def _beat(self) -> None:

@@ -1,7 +1,10 @@
 import asyncio
 import errno
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import zmq
@@ -11,6 +14,7 @@ from common import channel as channel_module
 from common.channel import Peer, ProxyChannel, WorkerChannel
 from common.messages import Abort, BlocksStored, Outputs, Ping, Refused, Tokens, ToWorker, Welcome
 
+ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0
 HELLO = BlocksStored(())  # stands for any message of a worker
 
@@ -276,3 +280,9 @@ async def test_what_a_worker_said_last_arrives_though_it_closes_at_once() -> Non
         while last != "r499":
             _, message = await asyncio.wait_for(workers.receive(), WAIT_S)
             last = message.tokens[0].request_id if isinstance(message, Outputs) else last
+
+
+def test_a_proxy_that_stands_still_under_load_lives_on() -> None:
+    command = [sys.executable, "-m", "tests.common.flooded"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
