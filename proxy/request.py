@@ -17,6 +17,9 @@ from proxy.attempt import Attempt, AttemptFailed
 from proxy.router import MAX_BLAME, Choice, Need
 
 RETRY_PAUSE_S = 0.2  # before a pair that has just failed is tried again; doubles
+MAX_FAILED_HANDOVERS = (
+    2  # then a decode worker does both halves, if it may: what is not moved cannot get lost
+)
 
 
 class RequestFailed(Exception):
@@ -48,11 +51,13 @@ class Request:
     blame: Counter[str] = field(default_factory=Counter)  # by incarnation
     failed_pairs: Counter[Choice] = field(default_factory=Counter)
     overloaded_pairs: set[Choice] = field(default_factory=set)
+    num_failed_handovers: int = 0
 
     @property
     def need(self) -> Need:
         total = len(self.token_ids) + self.sampling.max_tokens
-        return Need(len(self.token_ids) + len(self.output), total, self.blame)
+        hands_over = self.num_failed_handovers < MAX_FAILED_HANDOVERS
+        return Need(len(self.token_ids) + len(self.output), total, self.blame, hands_over)
 
     def generate_message(self, proxy: str, target: DecodeTarget | None, now: float) -> Generate:
         return Generate(
@@ -81,6 +86,8 @@ class Request:
         share = MAX_BLAME // len(failure.culprits) if failure.culprits else 0
         for worker in failure.culprits:
             self.blame[worker.incarnation] += share
+        if attempt.prefill in failure.culprits and failure.error.code == "peer_lost":
+            self.num_failed_handovers += 1
         pair = choice_of(attempt)
         self.failed_pairs[pair] += 1
         if failure.error.code == "overloaded":

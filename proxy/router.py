@@ -24,6 +24,7 @@ class Need(NamedTuple):
     num_tokens: int  # to prefill
     max_total_tokens: int  # with all output there may be
     blame: Mapping[str, int] = {}  # incarnation -> part in failures of this request
+    hands_over: bool = True  # False: better served by one worker, without a transfer
 
 
 class Snapshot(NamedTuple):
@@ -50,7 +51,7 @@ def least_loaded(snapshot: Snapshot, need: Need) -> Choice | None:
         return None
     best_decode = min(decode, key=lambda worker: _decode_order(worker, need))
     prefill = [worker for worker in snapshot.prefill if _may_prefill(worker, need)]
-    if prefill:
+    if prefill and (need.hands_over or not snapshot.allows_fallback):
         best = min(prefill, key=lambda worker: _prefill_order(worker, need))
         return Choice(best.incarnation, best_decode.incarnation)
     if snapshot.expects_prefill and not snapshot.allows_fallback:

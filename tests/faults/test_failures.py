@@ -23,8 +23,8 @@ async def test_a_killed_worker_is_not_noticed_by_clients(
 ) -> None:
     """FAI-01: it is started at once on the same address, sooner than any heartbeat could miss it."""
     others = {name: pid for name, pid in cluster.pids.items() if name != f"{role}1"}
-    asking = asyncio.create_task(ask_all(client, oracle, cases(32, (50, 500), 24, seed=1)))
-    await runs_on(cluster, "prefill")
+    asking = asyncio.create_task(ask_all(client, oracle, cases(32, (50, 500), 100, seed=1)))
+    await runs_on(cluster, "decode")
     cluster.restart(f"{role}1")
     assert_equal(*await asking)
     await cluster.ready()
@@ -37,8 +37,8 @@ async def test_decode_workers_stay_well_when_prefill_workers_die(
 ) -> None:
     """FAI-02."""
     pids = {name: cluster[name].pid for name in ("d1", "d2", "proxy")}
-    asking = asyncio.create_task(ask_all(client, oracle, cases(10, (300, 600), 12, seed=2), at_once=10))
-    await runs_on(cluster, "prefill")
+    asking = asyncio.create_task(ask_all(client, oracle, cases(10, (300, 600), 200, seed=2), at_once=10))
+    await runs_on(cluster, "decode")
     for name in ("p1", "p2"):
         cluster.kill(name)
     for _ in range(10):

@@ -9,7 +9,7 @@ from tests.faults.client import Client, body_of
 from tests.faults.cluster import Cluster, running
 from tests.faults.conftest import MAX_MODEL_LEN, SMALL
 from tests.faults.load import Load, Mix, draw_cases
-from tests.faults.looking import load_of, runs_on, runs_or_receives, total
+from tests.faults.looking import load_of, receives, runs_on, total
 from tests.faults.oracle import Oracle
 from tests.faults.relay import Faults
 from tests.faults.support import ask, ask_all, assert_equal, assert_never_wrong, case, cases
@@ -107,42 +107,60 @@ async def test_four_largest_prompts_into_room_for_one_all_finish(
         await cluster.quiet()
 
 
-@pytest.mark.parametrize("moment", ["queued", "prefill", "transfer", "decode"])
+@pytest.mark.parametrize("moment", ["queued", "transfer", "decode"])
 async def test_work_ends_when_the_client_leaves(
     cluster: Cluster, client: Client, oracle: Oracle, moment: str
 ) -> None:
     """HNG-05: what was under way is dropped on both sides, and the next client does not wait for it."""
+    if moment == "queued":  # for one that stands still, or is slow
+        for name in ("p1", "p2"):
+            cluster.stop(name)
     if moment == "transfer":
         for name in ("d1", "d2"):
             cluster.relays[name].set(forward=Faults(bytes_per_s=50_000))
     before = await total(cluster, "generation_tokens_total", "decode")
-    leaving = [case(900, 100, seed=500 + index) for index in range(12 if moment == "queued" else 2)]
+    leaving = [case(100, 900, seed=500 + index) for index in range(4)]
     tasks = [asyncio.create_task(client.complete(asked, stream=True)) for asked in leaving]
-    role = "decode" if moment in ("transfer", "decode") else "prefill"
-    await runs_or_receives(cluster, role)
+    await reached(cluster, moment)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+    cluster.repair()
     await cluster.quiet(FREE_WITHIN_S)
-    assert await total(cluster, "generation_tokens_total", "decode") - before < 100 * len(leaving)
-    for name in ("d1", "d2"):
-        cluster.relays[name].set()
+    assert await total(cluster, "generation_tokens_total", "decode") - before < 800 * len(leaving)
     assert_equal(await ask(client, oracle, case(20, 4, seed=599)))
+
+
+async def reached(cluster: Cluster, moment: str) -> None:
+    if moment == "queued":
+        await runs_on(cluster, "prefill")
+    elif moment == "transfer":
+        await receives(cluster)
+    else:
+        before = await total(cluster, "generation_tokens_total", "decode")
+
+        async def decoding() -> bool:
+            return await total(cluster, "generation_tokens_total", "decode") > before
+
+        await eventually(decoding, 20.0)
 
 
 async def test_work_ends_when_a_client_without_a_stream_leaves(
     cluster: Cluster, client: Client, oracle: Oracle
 ) -> None:
     """HNG-06."""
+    before = await total(cluster, "generation_tokens_total", "decode")
     asking = asyncio.create_task(client.complete(case(30, 900, seed=6)))
     worker = await runs_on(cluster, "decode")
     asking.cancel()
     await asyncio.wait([asking])
 
-    async def stopped() -> bool:
-        return not (await load_of(cluster, "decode"))[worker]["num_running"]
+    async def told() -> bool:
+        return not int((await cluster.workers())[worker]["attempts"])
 
-    await eventually(stopped, FREE_WITHIN_S)
+    await eventually(told, FREE_WITHIN_S)
+    await cluster.quiet(FREE_WITHIN_S)
+    assert await total(cluster, "generation_tokens_total", "decode") - before < 800
 
 
 async def test_a_burst_right_after_the_start_is_served(model: Path, oracle: Oracle, tmp_path: Path) -> None:
@@ -199,11 +217,11 @@ async def test_any_process_restarts_alone(
 ) -> None:
     """HNG-09: the others keep their pids, and requests are served again without touching them."""
     pids = {other: pid for other, pid in cluster.pids.items() if other != name}
-    asking = asyncio.create_task(ask_all(client, oracle, cases(16, (50, 400), 12, seed=9), at_once=8))
+    asking = asyncio.create_task(ask_all(client, oracle, cases(16, (50, 400), 60, seed=9), at_once=8))
     if not under_load:
         await asking
     else:
-        await runs_or_receives(cluster, "prefill")
+        await runs_on(cluster, "decode")
     cluster.restart(name)
     answers = await asking
     assert_never_wrong(*answers)

@@ -291,6 +291,17 @@ async def test_a_decode_worker_that_drains_is_not_held_against_the_prefill_worke
     assert len(prefill.generates) == 5
 
 
+async def test_a_request_that_cannot_be_handed_over_is_served_by_a_decode_worker_alone(
+    system: System,
+) -> None:
+    prefill = await system.worker("prefill", fails("peer_lost"))
+    other = await system.worker("prefill", fails("peer_lost"))
+    decode = await system.worker("decode", speaks(TEXT))
+    assert await text_of(system) == TEXT.decode()
+    assert len(prefill.generates) + len(other.generates) == 2
+    assert [generate.attempt for generate in decode.generates] == [2]
+
+
 async def test_a_decode_worker_that_skips_tokens_is_not_believed(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:

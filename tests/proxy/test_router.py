@@ -53,6 +53,13 @@ def test_nothing_is_sent_where_it_can_never_fit() -> None:
     assert least_loaded(snapshot([], [small], expects_prefill=False), NEED) is None
 
 
+def test_a_request_whose_handovers_failed_is_served_by_one_worker_if_that_is_allowed() -> None:
+    need = NEED._replace(hands_over=False)
+    pair = [candidate("p")], [candidate("d")]
+    assert least_loaded(snapshot(*pair), need) == Choice(None, "d", fallback=True)
+    assert least_loaded(snapshot(*pair, fallback=False), need) == Choice("p", "d")
+
+
 def test_without_prefill_workers_decode_workers_stand_in_and_that_is_told() -> None:
     decode = [candidate("d")]
     assert least_loaded(snapshot([], decode), NEED) == Choice(None, "d", fallback=True)
