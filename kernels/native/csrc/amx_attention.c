@@ -76,7 +76,8 @@ static void fetch_keys(const struct job_of_head *job, const struct head_tiles *h
             _mm512_storeu_si512(h->keys + p * h->dims + d, load_dims(chunk->keys[p], d, job->a->head_dim));
 }
 
-/* Values of two positions side by side, dimension by dimension; zeros where there is no position. */
+/* Values of two positions side by side, dimension by dimension; zeros where there is no position. Within each 32
+ * dimensions they come in the order that the processor's unpacking gives: 0-3, 8-11, 16-19, 24-27, then the others. */
 static void fetch_values(const struct job_of_head *job, const struct head_tiles *h, const struct chunk *chunk)
 {
     const struct attention *a = job->a;
@@ -86,12 +87,9 @@ static void fetch_values(const struct job_of_head *job, const struct head_tiles 
         for (long d = 0; d < h->dims; d += 32) {
             __m512i x = even ? load_dims(even, d, a->head_dim) : _mm512_setzero_si512();
             __m512i y = odd ? load_dims(odd, d, a->head_dim) : _mm512_setzero_si512();
-            __m512i low = _mm512_or_si512(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(x)),
-                                          _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(y)), 16));
-            x = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(x, 1));
-            y = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(y, 1)), 16);
-            _mm512_storeu_si512(h->values + (p / 2 * h->dims + d) * 2, low);
-            _mm512_storeu_si512(h->values + (p / 2 * h->dims + d + 16) * 2, _mm512_or_si512(x, y));
+            uint16_t *to = h->values + (p / 2 * h->dims + d) * 2;
+            _mm512_store_si512(to, _mm512_unpacklo_epi16(x, y));
+            _mm512_store_si512(to + 32, _mm512_unpackhi_epi16(x, y));
         }
     }
 }
@@ -108,20 +106,20 @@ static void score_rows16(const struct job_of_head *job, const struct head_tiles 
     }
     zero_results();
     for (long d = 0; d < h->dims; d += 32) {
-        _tile_loadd(6, tile->q + d * 16, 64);
-        _tile_loadd(4, keys[0] + d, stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, keys[1] + d, stride);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_loadd(4, keys[2] + d, stride);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(5, keys[3] + d, stride);
-        _tile_dpbf16ps(3, 5, 6);
+        TILE_LOAD(6, tile->q + d * 16, 64);
+        TILE_LOAD(4, keys[0] + d, stride);
+        TILE_MULTIPLY(0, 4, 6);
+        TILE_LOAD(5, keys[1] + d, stride);
+        TILE_MULTIPLY(1, 5, 6);
+        TILE_LOAD(4, keys[2] + d, stride);
+        TILE_MULTIPLY(2, 4, 6);
+        TILE_LOAD(5, keys[3] + d, stride);
+        TILE_MULTIPLY(3, 5, 6);
     }
-    _tile_stored(0, h->scores, 64);
-    _tile_stored(1, h->scores + 256, 64);
-    _tile_stored(2, h->scores + 512, 64);
-    _tile_stored(3, h->scores + 768, 64);
+    TILE_STORE(0, h->scores, 64);
+    TILE_STORE(1, h->scores + 256, 64);
+    TILE_STORE(2, h->scores + 512, 64);
+    TILE_STORE(3, h->scores + 768, 64);
 }
 
 static void mask_rows16(const struct head_tiles *h, const struct rows16 *tile, int64_t start)
@@ -188,21 +186,21 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile)
 {
     long stride = h->dims * 4;
     const uint16_t *low = h->values, *high = h->values + 32 * h->dims; /* the first and the last 16 pairs */
-    _tile_loadd(4, h->weights, CHUNK * 2);
-    _tile_loadd(5, h->weights + 32, CHUNK * 2);
+    TILE_LOAD(4, h->weights, CHUNK * 2);
+    TILE_LOAD(5, h->weights + 32, CHUNK * 2);
     for (long d = 0; d < h->dims; d += 32) {
-        _tile_loadd(0, tile->out + d, stride);
-        _tile_loadd(6, low + d * 2, stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(1, tile->out + d + 16, stride);
-        _tile_loadd(7, low + (d + 16) * 2, stride);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(6, high + d * 2, stride);
-        _tile_dpbf16ps(0, 5, 6);
-        _tile_loadd(7, high + (d + 16) * 2, stride);
-        _tile_dpbf16ps(1, 5, 7);
-        _tile_stored(0, tile->out + d, stride);
-        _tile_stored(1, tile->out + d + 16, stride);
+        TILE_LOAD(0, tile->out + d, stride);
+        TILE_LOAD(6, low + d * 2, stride);
+        TILE_MULTIPLY(0, 4, 6);
+        TILE_LOAD(1, tile->out + d + 16, stride);
+        TILE_LOAD(7, low + (d + 16) * 2, stride);
+        TILE_MULTIPLY(1, 4, 7);
+        TILE_LOAD(6, high + d * 2, stride);
+        TILE_MULTIPLY(0, 5, 6);
+        TILE_LOAD(7, high + (d + 16) * 2, stride);
+        TILE_MULTIPLY(1, 5, 7);
+        TILE_STORE(0, tile->out + d, stride);
+        TILE_STORE(1, tile->out + d + 16, stride);
     }
 }
 
@@ -219,10 +217,19 @@ static void attend_rows16(const struct job_of_head *job, const struct head_tiles
 static void store_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile, int64_t first)
 {
     const struct attention *a = job->a;
-    for (int r = 0; r < 16 && first + r < job->first_row + job->num_rows; r++)
-        for (long d = 0; d < a->head_dim; d += W)
-            vstore_at(head_of_row(job, &a->out, first + r), d, a->head_dim,
-                      vdiv(vload(tile->out + r * h->dims + d), vset(tile->sum[r])), (enum dtype)a->out.dtype);
+    enum dtype dtype = (enum dtype)a->out.dtype;
+    const __m512i low = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (int r = 0; r < 16 && first + r < job->first_row + job->num_rows; r++) {
+        void *to = head_of_row(job, &a->out, first + r);
+        vf sum = vset(tile->sum[r]);
+        for (long d = 0; d < a->head_dim; d += 32) { /* back from the order of fetch_values */
+            vf x = vdiv(vload(tile->out + r * h->dims + d), sum), y = vdiv(vload(tile->out + r * h->dims + d + 16), sum);
+            vstore_at(to, d, a->head_dim, _mm512_permutex2var_ps(x, low, y), dtype);
+            if (d + 16 < a->head_dim)
+                vstore_at(to, d + 16, a->head_dim, _mm512_permutex2var_ps(x, high, y), dtype);
+        }
+    }
 }
 
 static void lay_out_head(struct head_tiles *h, const struct attention *a, int64_t num_rows)
@@ -261,7 +268,7 @@ static void attend_tiles(const struct job_of_head *job)
             if (start <= h.tiles[i].last_position)
                 attend_rows16(job, &h, &h.tiles[i], &chunk);
     }
-    _tile_release();
+    TILE_RELEASE();
     for (int i = 0; i < h.num_tiles; i++)
         store_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);
 }

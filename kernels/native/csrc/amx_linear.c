@@ -4,12 +4,6 @@
  * tile: a row's result is the same bits in every batch here too. int8 weights are scaled and rounded to bf16 on their
  * way from memory, which loses less than rounding activations to bytes would, and costs nothing next to the memory. */
 
-struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t num_rows[16];
-};
-
 /* Tiles 0-3 take results, 4 and 5 activations, 6 and 7 weights. `upper` rows in tiles 0, 1, 4, `lower` in 2, 3, 5. */
 static void configure_tiles(int upper, int lower)
 {
@@ -20,7 +14,7 @@ static void configure_tiles(int upper, int lower)
     }
     config.num_rows[0] = config.num_rows[1] = config.num_rows[4] = (uint8_t)upper;
     config.num_rows[2] = config.num_rows[3] = config.num_rows[5] = (uint8_t)lower;
-    _tile_loadconfig(&config);
+    TILE_CONFIGURE(config);
 }
 
 enum { TILE_BYTES = 1024, TILE_INPUTS = 32, FEW_STEPS = 2, SPANS_AHEAD = 2 };
@@ -87,35 +81,42 @@ static struct panels unpacked_panels(const struct tiled *t, int64_t panel, int64
 
 /* ---- results ---- */
 
-INLINE void store_sums(const struct linear_job *job, const float *sums, int64_t row, int rows, int64_t panel)
+/* One panel's sums of some rows, put right and stored. */
+static __attribute__((noinline)) void store_any_sums(const struct linear_job *job, const float *sums, int64_t row, int rows,
+                                                     int64_t panel, vf factor, vf bias)
 {
     int64_t output = panel * PANEL;
-    const struct weight *w = job->weight;
-    vf factor = vset(w->kind == KIND_INT8 ? RESULT_FACTOR : 1.0f), bias = w->bias ? vload(w->bias + output) : vset(0);
-    int simple = job->out.dtype == BF16 && output + PANEL <= w->num_outputs;
-    for (int r = 0; r < rows; r++) {
-        vf x = vfma(vload(sums + r * 16), factor, bias);
-        uint16_t *to = (uint16_t *)job->out.data + (row + r) * job->out.stride + output;
-        if (simple)
-            _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
-        else if (output < w->num_outputs)
-            store_row(&job->out, row + r, output, w->num_outputs, x);
-    }
+    for (int r = 0; output < job->weight->num_outputs && r < rows; r++)
+        store_row(&job->out, row + r, output, job->weight->num_outputs, vfma(vload(sums + r * 16), factor, bias));
 }
 
-#define STORE_TILE(tile, row, rows, panel)                      \
+INLINE void store_sums(const struct linear_job *job, const float *sums, int64_t row, int rows, int64_t panel)
+{
+    int64_t output = panel * PANEL, stride = job->out.stride;
+    const struct weight *w = job->weight;
+    vf factor = vset(w->kind == KIND_INT8 ? RESULT_FACTOR : 1.0f), bias = w->bias ? vload(w->bias + output) : vset(0);
+    if (job->out.dtype != BF16 || output + PANEL > w->num_outputs) {
+        store_any_sums(job, sums, row, rows, panel, factor, bias);
+        return;
+    }
+    uint16_t *to = (uint16_t *)job->out.data + row * stride + output;
+    for (int r = 0; r < rows; r++, to += stride)
+        vstore_bf16(to, vfma(vload(sums + r * 16), factor, bias));
+}
+
+#define STORE_RESULTS(tile, row, rows, panel)                      \
     do {                                                        \
         float sums[256] __attribute__((aligned(64)));           \
-        _tile_stored(tile, sums, 64);                           \
+        TILE_STORE(tile, sums, 64);                           \
         store_sums(t->job, sums, row, rows, panel);             \
     } while (0)
 
 static void zero_results(void)
 {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
 }
 
 /* ---- blocks ---- */
@@ -126,33 +127,33 @@ static void multiply_many(const struct tiled *t, int64_t row, int lower, struct 
     const char *x = t->x + row * t->x_stride, *below = x + 16 * t->x_stride;
     zero_results();
     for (int64_t s = 0; s < t->steps; s++) {
-        _tile_loadd(6, w.data + s * TILE_BYTES, 64);
-        _tile_loadd(4, x + s * 64, t->x_stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, w.data + w.stride + s * TILE_BYTES, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, below + s * 64, t->x_stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        TILE_LOAD(6, w.data + s * TILE_BYTES, 64);
+        TILE_LOAD(4, x + s * 64, t->x_stride);
+        TILE_MULTIPLY(0, 4, 6);
+        TILE_LOAD(7, w.data + w.stride + s * TILE_BYTES, 64);
+        TILE_MULTIPLY(1, 4, 7);
+        TILE_LOAD(5, below + s * 64, t->x_stride);
+        TILE_MULTIPLY(2, 5, 6);
+        TILE_MULTIPLY(3, 5, 7);
     }
-    STORE_TILE(0, row, 16, panel);
-    STORE_TILE(1, row, 16, panel + 1);
-    STORE_TILE(2, row + 16, lower, panel);
-    STORE_TILE(3, row + 16, lower, panel + 1);
+    STORE_RESULTS(0, row, 16, panel);
+    STORE_RESULTS(1, row, 16, panel + 1);
+    STORE_RESULTS(2, row + 16, lower, panel);
+    STORE_RESULTS(3, row + 16, lower, panel + 1);
 }
 
 INLINE void add_few(const char *x, int64_t x_stride, struct panels w, int64_t steps)
 {
     for (int64_t s = 0; s < steps; s++) {
-        _tile_loadd(4, x + s * 64, x_stride);
-        _tile_loadd(6, w.data + s * TILE_BYTES, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, w.data + w.stride + s * TILE_BYTES, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(6, w.data + 2 * w.stride + s * TILE_BYTES, 64);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(7, w.data + 3 * w.stride + s * TILE_BYTES, 64);
-        _tile_dpbf16ps(3, 4, 7);
+        TILE_LOAD(4, x + s * 64, x_stride);
+        TILE_LOAD(6, w.data + s * TILE_BYTES, 64);
+        TILE_MULTIPLY(0, 4, 6);
+        TILE_LOAD(7, w.data + w.stride + s * TILE_BYTES, 64);
+        TILE_MULTIPLY(1, 4, 7);
+        TILE_LOAD(6, w.data + 2 * w.stride + s * TILE_BYTES, 64);
+        TILE_MULTIPLY(2, 4, 6);
+        TILE_LOAD(7, w.data + 3 * w.stride + s * TILE_BYTES, 64);
+        TILE_MULTIPLY(3, 4, 7);
     }
 }
 
@@ -173,10 +174,10 @@ static void multiply_few(const struct tiled *t, int64_t row, int rows, int64_t p
     } else {
         add_few(x, t->x_stride, (struct panels){data, stride}, t->steps);
     }
-    STORE_TILE(0, row, rows, panel);
-    STORE_TILE(1, row, rows, panel + apart);
-    STORE_TILE(2, row, rows, panel + 2 * apart);
-    STORE_TILE(3, row, rows, panel + 3 * apart);
+    STORE_RESULTS(0, row, rows, panel);
+    STORE_RESULTS(1, row, rows, panel + apart);
+    STORE_RESULTS(2, row, rows, panel + 2 * apart);
+    STORE_RESULTS(3, row, rows, panel + 3 * apart);
 }
 
 /* Rows in blocks of 32 over two panels at a time; what is left below 32 in one or two tiles. */
@@ -186,9 +187,11 @@ static void tile_panels(void *context, int64_t item)
     int64_t first = item * t->job->panels_per_item;
     int64_t end = min_int(first + t->job->panels_per_item, count_panels(t->job->weight->num_outputs));
     int64_t rest = t->job->num_rows % 32, whole = t->job->num_rows - rest, lower = rest > 16 ? rest - 16 : 0;
+    if (whole > 0)
+        configure_tiles(16, 16);
     for (int64_t panel = first; whole + lower > 0 && panel < end; panel += 2) {
         struct panels w = unpacked_panels(t, panel, 2);
-        if (whole > 0)
+        if (whole > 0 && lower > 0)
             configure_tiles(16, 16);
         for (int64_t row = 0; row < whole; row += 32)
             multiply_many(t, row, 16, w, panel);
@@ -202,7 +205,7 @@ static void tile_panels(void *context, int64_t item)
         for (int64_t panel = first, apart = (end - first) / PANEL_GROUP; panel < first + apart; panel++)
             multiply_few(t, whole, (int)rest, panel, apart);
     }
-    _tile_release();
+    TILE_RELEASE();
 }
 
 /* ---- activations ---- */

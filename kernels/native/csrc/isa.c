@@ -10,6 +10,8 @@
 #include "linear.c"
 
 #if defined(ISA_AMX)
+#include "amx.h"
+
 #include "amx_linear.c"
 #endif
 
