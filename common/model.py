@@ -5,7 +5,6 @@ Plain objects with tensors in them, made once; ``forward`` reads top to bottom a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,20 +12,7 @@ from torch import Tensor
 from common.model_config import ModelConfig
 from common.rope import cos_sin_table
 from common.weights import Weights
-from kernels import AttentionBatch, LinearWeight, Ops
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    input_norm: Tensor  # [hidden]
-    qkv: LinearWeight  # rows: queries, keys, values
-    q_norm: Tensor | None  # [head dim]
-    k_norm: Tensor | None
-    o: LinearWeight
-    mlp_norm: Tensor
-    gate_up: LinearWeight  # rows: gate, up
-    down: LinearWeight
-    window: int  # positions a token sees; 0: all
+from kernels import AttentionBatch, LayerWeights, LinearWeight, Ops
 
 
 class Model:
@@ -44,11 +30,22 @@ class Model:
         table = self.embedding if config.tie_word_embeddings else weights.read("lm_head.weight")
         self.lm_head = ops.pack_linear(table, None)
         self.cos_sin = cos_sin_table(config, config.max_position_embeddings, device)
+        self._fused = ops.fuse(
+            self.layers,
+            self.embedding,
+            self.cos_sin,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.rms_norm_eps,
+        )
 
     def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: Sequence[Tensor]) -> Tensor:
         """``token_ids`` [T]; ``caches``: one layer's keys and values [N, 2, G, B, D] each, written and read
         at ``batch``'s slots and blocks -> hidden states [T, hidden], of which ``logits`` takes the rows to
         sample from."""
+        if self._fused is not None:
+            return self._fused(token_ids, batch, caches)
         ops, eps = self.ops, self.config.rms_norm_eps
         residual = ops.embedding(token_ids, self.embedding)  # [T, hidden]
         x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
@@ -60,7 +57,7 @@ class Model:
             x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
         return x + residual
 
-    def attention(self, layer: Layer, x: Tensor, batch: AttentionBatch, cache: Tensor) -> Tensor:
+    def attention(self, layer: LayerWeights, x: Tensor, batch: AttentionBatch, cache: Tensor) -> Tensor:
         ops, config = self.ops, self.config
         num_heads, num_groups, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         heads = ops.linear(x, layer.qkv).view(-1, num_heads + 2 * num_groups, head_dim)
@@ -79,14 +76,14 @@ class Model:
         return self.ops.linear(normed, self.lm_head).float()
 
 
-def read_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
+def read_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> LayerWeights:
     prefix = f"model.layers.{index}."
 
     def linear(bias: bool, *names: str) -> LinearWeight:
         weight = weights.read(*(f"{prefix}{name}.weight" for name in names))
         return ops.pack_linear(weight, weights.read_if(bias, *(f"{prefix}{name}.bias" for name in names)))
 
-    return Layer(
+    return LayerWeights(
         input_norm=weights.read(f"{prefix}input_layernorm.weight"),
         qkv=linear(config.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         q_norm=weights.read_if(config.qk_norm, f"{prefix}self_attn.q_norm.weight"),

@@ -8,6 +8,7 @@ Letters in shapes: T tokens in the step, S sequences, H query heads, G key/value
 size, N blocks in the pool, I input features, O output features, V vocabulary."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +43,28 @@ class LinearWeight:
     bias: Tensor | None
     in_features: int
     out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer of the decoder."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: LinearWeight  # rows: queries, keys, values
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None
+    o: LinearWeight
+    mlp_norm: Tensor
+    gate_up: LinearWeight  # rows: gate, up
+    down: LinearWeight
+    window: int  # positions a token sees; 0: all
+
+
+class Forward(Protocol):
+    def __call__(self, token_ids: Tensor, batch: AttentionBatch, caches: Sequence[Tensor]) -> Tensor:
+        """All layers for ``token_ids`` [T] int64; ``caches``: one layer's [N, 2, G, B, D] each, written and
+        read at ``batch``'s slots and blocks -> hidden states [T, hidden], before the last norm."""
+        ...
 
 
 class Ops(Protocol):
@@ -91,6 +114,20 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """``silu(gate) * up`` for ``gate_up`` [T, 2 * I] (gate first) -> [T, I]."""
+        ...
+
+    def fuse(
+        self,
+        layers: Sequence[LayerWeights],
+        embedding: Tensor,
+        cos_sin: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+    ) -> Forward | None:
+        """A whole step in one call, where the implementation has that: with ``embedding`` [V, hidden] in the
+        type of activations and ``cos_sin`` [positions, D] float32."""
         ...
 
 

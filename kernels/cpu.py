@@ -5,13 +5,13 @@ blocks than a sequence has, key/value heads are never repeated in memory, and se
 computed together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import AttentionBatch, LinearWeight
+from kernels import AttentionBatch, Forward, LayerWeights, LinearWeight
 
 RUN_BYTES = 1 << 20  # keys and values of the sequences whose attention is computed at once
 
@@ -58,6 +58,18 @@ def store_kv(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def fuse(
+    layers: Sequence[LayerWeights],
+    embedding: Tensor,
+    cos_sin: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    eps: float,
+) -> Forward | None:
+    return None  # operation by operation is what specifies
 
 
 def paged_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, window: int) -> Tensor:

@@ -1,19 +1,20 @@
 """Kernels in C for CPUs: the operations of ``kernels.Ops`` on torch tensors, without a copy.
 
-    csrc/isa.c        all kernels; compiled for AMX, AVX-512, AVX2 and plain C, chosen when the library is loaded
-    csrc/pool.c       threads that sleep when idle
-    build.py          compiles them on first use
-    library.py        their signatures
+    csrc/isa.c        all kernels; compiled for AMX, AVX-512, AVX2 and plain C, chosen when the library is
+    loaded csrc/pool.c       threads that sleep when idle decoder.py        a whole step in one call build.py
+    compiles them on first use library.py        their signatures
 
-A row's result is the same bits whatever else is in the batch, however a prompt is cut into chunks, wherever its blocks
-lie and with any number of threads: every sum has one order, fixed by the row alone.
-"""
+A row's result is the same bits whatever else is in the batch, however a prompt is cut into chunks, wherever
+its blocks lie and with any number of threads: every sum has one order, fixed by the row alone."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kernels import AttentionBatch, LinearWeight
+from kernels import AttentionBatch, Forward, LayerWeights, LinearWeight
 from kernels.native.build import BuildError
+from kernels.native.decoder import Decoder
 from kernels.native.library import DTYPES, KINDS, Attention, Rows, Weight, choose, load
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "add_rms_norm",
     "available",
     "embedding",
+    "fuse",
     "instruction_set",
     "linear",
     "pack_linear",
@@ -46,18 +48,20 @@ def available() -> str | None:
 
 
 def instruction_set(name: str = "") -> str:
-    """Use the named instruction set ("amx", "avx512", "avx2", "portable"; "": the best here); returns its name.
-    For tests and measurements: int8 weights must be packed anew, and nothing may be computing."""
+    """Use the named instruction set ("amx", "avx512", "avx2", "portable"; "": the best here); returns its
+    name. For tests and measurements: int8 weights must be packed anew, and nothing may be computing."""
     return choose(load(), name)
 
 
 def set_num_threads(count: int) -> int:
-    """Compute with ``count`` threads, the caller's included; returns how many there are. One is the default."""
+    """Compute with ``count`` threads, the caller's included; returns how many there are. One is the
+    default."""
     return int(load().baton_set_num_threads(count))
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None, kind: torch.dtype | None = None) -> LinearWeight:
-    """``weight`` [O, I], kept in its own type or as ``torch.int8``: one scale for every 32 inputs of an output."""
+    """``weight`` [O, I], kept in its own type or as ``torch.int8``: one scale for every 32 inputs of an
+    output."""
     num_outputs, num_inputs = weight.shape
     kind = kind or weight.dtype
     assert kind in (weight.dtype, torch.int8)
@@ -119,9 +123,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, total = torch.empty_like(x), torch.empty_like(x)
     width = x.shape[-1]
     load().baton_rms_norm(
-        x.data_ptr(), residual.data_ptr(), weight.data_ptr(), DTYPES[x.dtype], eps, x.numel() // width, width,
-        out.data_ptr(), total.data_ptr(),
-    )  # fmt: skip
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        DTYPES[x.dtype],
+        eps,
+        x.numel() // width,
+        width,
+        out.data_ptr(),
+        total.data_ptr(),
+    )
     return out, total
 
 
@@ -134,9 +145,16 @@ def rotate(x: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
     num_rows, num_heads, head_dim = x.shape
     out = x.new_empty(x.shape)
     load().baton_rotary(
-        x.data_ptr(), x.stride(0), out.data_ptr(), DTYPES[x.dtype], positions.data_ptr(), cos_sin.data_ptr(),
-        num_rows, num_heads, head_dim,
-    )  # fmt: skip
+        x.data_ptr(),
+        x.stride(0),
+        out.data_ptr(),
+        DTYPES[x.dtype],
+        positions.data_ptr(),
+        cos_sin.data_ptr(),
+        num_rows,
+        num_heads,
+        head_dim,
+    )
     return out
 
 
@@ -144,9 +162,20 @@ def store_kv(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
     check_cache(cache)
     k, v = with_whole_rows(k), with_whole_rows(v)
     load().baton_store_kv(
-        k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), DTYPES[k.dtype], cache.data_ptr(), cache.stride(0),
-        DTYPES[cache.dtype], slots.data_ptr(), k.shape[0], cache.shape[2], cache.shape[3], cache.shape[4],
-    )  # fmt: skip
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        DTYPES[k.dtype],
+        cache.data_ptr(),
+        cache.stride(0),
+        DTYPES[cache.dtype],
+        slots.data_ptr(),
+        k.shape[0],
+        cache.shape[2],
+        cache.shape[3],
+        cache.shape[4],
+    )
 
 
 def paged_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, window: int) -> Tensor:
@@ -157,10 +186,21 @@ def paged_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: floa
     fields = Attention(
         Rows(q.data_ptr(), q.stride(0), DTYPES[q.dtype]),
         Rows(out.data_ptr(), out.stride(0), DTYPES[q.dtype]),
-        cache.data_ptr(), cache.stride(0), batch.query_starts.data_ptr(), batch.context_lens.data_ptr(),
-        tables.data_ptr(), tables.stride(0), tables.shape[0], q.shape[1], cache.shape[2], cache.shape[4],
-        cache.shape[3], window, DTYPES[cache.dtype], scale,
-    )  # fmt: skip
+        cache.data_ptr(),
+        cache.stride(0),
+        batch.query_starts.data_ptr(),
+        batch.context_lens.data_ptr(),
+        tables.data_ptr(),
+        tables.stride(0),
+        tables.shape[0],
+        q.shape[1],
+        cache.shape[2],
+        cache.shape[4],
+        cache.shape[3],
+        window,
+        DTYPES[cache.dtype],
+        scale,
+    )
     load().baton_attention(fields)
     return out
 
@@ -171,6 +211,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = gate_up.new_empty(num_rows, width)
     load().baton_silu_mul(gate_up.data_ptr(), out.data_ptr(), DTYPES[gate_up.dtype], num_rows, width)
     return out
+
+
+def fuse(
+    layers: Sequence[LayerWeights],
+    embedding: Tensor,
+    cos_sin: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    eps: float,
+) -> Forward | None:
+    return Decoder(layers, embedding, cos_sin, num_heads, num_kv_heads, head_dim, eps)
 
 
 def with_whole_rows(x: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
 """Compiles ``csrc`` into one shared library, the first time it is needed.
 
-The library's name in the cache directory (``BATON_CACHE_DIR``, or ``baton`` in the user's cache) is a hash of the
-sources, the compiler and the options, so that it is rebuilt exactly when one of them changes. ``isa.c`` is compiled once
-for each instruction set; which of them runs is decided by the processor when the library is loaded. ``python -m
-kernels.native`` does the same ahead of time.
-"""
+The library's name in the cache directory (``BATON_CACHE_DIR``, or ``baton`` in the user's cache) is a hash of
+the sources, the compiler and the options, so that it is rebuilt exactly when one of them changes. ``isa.c``
+is compiled once for each instruction set; which of them runs is decided by the processor when the library is
+loaded. ``python -m kernels.native`` does the same ahead of time."""
 
 import hashlib
 import logging
@@ -22,11 +21,25 @@ from filelock import FileLock
 
 SOURCES = Path(__file__).parent / "csrc"
 COMMON_FLAGS = (
-    "-std=c11", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=default", "-Wall", "-Wextra",
-)  # fmt: skip
+    "-std=c11",
+    "-O3",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=default",
+    "-Wall",
+    "-Wextra",
+)
 AVX512_FLAGS = (
-    "-DISA_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c",
-)  # fmt: skip
+    "-DISA_AVX512",
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mavx512vnni",
+    "-mfma",
+    "-mf16c",
+)
 X86_SETS = {
     "avx2": ("-DISA_AVX2", "-mavx2", "-mfma", "-mf16c"),
     "avx512": AVX512_FLAGS,

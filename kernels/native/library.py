@@ -108,8 +108,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 @cache
 def load() -> ctypes.CDLL:
-    """The library, with the best instruction set of this processor or the one that ``BATON_NATIVE_ISA`` names.
-    ``BuildError`` when there is none."""
+    """The library, with the best instruction set of this processor or the one that ``BATON_NATIVE_ISA``
+    names. ``BuildError`` when there is none."""
     library = ctypes.CDLL(str(build.library()))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)

@@ -1,5 +1,6 @@
-"""The C kernels against the PyTorch ones, for every instruction set of this processor, and bit against bit with
-themselves: what is in a batch beside a row, how it is cut and who computes it must not show in the row."""
+"""The C kernels against the PyTorch ones, for every instruction set of this processor, and bit against bit
+with themselves: what is in a batch beside a row, how it is cut and who computes it must not show in the
+row."""
 
 from collections.abc import Iterator
 from dataclasses import replace
