@@ -106,9 +106,14 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device: {str(error).splitlines()[0]}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device: must be cpu, cuda, cuda:N or auto, not {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device: there is no {name}: PyTorch sees {torch.cuda.device_count()} GPUs here")
+    return device
 
 
 def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -1,5 +1,6 @@
 """The ``baton`` command: the first word chooses what to do, the rest are its options."""
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -15,8 +16,15 @@ baton COMMAND --help lists the options of a command; baton --version tells the v
 """
 
 
+EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells have it
+
+
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:  # before a command handles the signal itself, as while a model is fetched
+        print("interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def run(argv: Sequence[str]) -> int:

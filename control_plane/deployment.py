@@ -42,18 +42,30 @@ def read(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int = 0)
     serve = options.build(ServeConfig, shared)
     for_proxy = options.collect(parser, argv, environment, "proxy")
     counts = {"prefill": 0 if serve.colocated else serve.prefill, "decode": serve.decode}
+    proxy = options.build(ProxyConfig, for_proxy)
+    workers = tuple(
+        _worker_set(role, count, options.collect(parser, argv, environment, role))
+        for role, count in counts.items()
+        if count
+    )
+    _require_audible(proxy, workers)
     return Deployment(
         serve=serve,
         engine=options.build(EngineConfig, for_proxy),
-        proxy=options.build(ProxyConfig, for_proxy),
-        workers=tuple(
-            _worker_set(role, count, options.collect(parser, argv, environment, role))
-            for role, count in counts.items()
-            if count
-        ),
+        proxy=proxy,
+        workers=workers,
         control_port_given="control_port" in for_proxy,
         num_gpus=num_gpus,
     )
+
+
+def _require_audible(proxy: ProxyConfig, workers: tuple[WorkerSet, ...]) -> None:
+    """Workers that speak less often than the proxy listens for would be taken for dead again and again."""
+    slowest = max(group.worker.heartbeat_interval_s for group in workers)
+    if proxy.dead_after_s < 2 * slowest:
+        raise ConfigError(
+            f"--dead-after-s: {proxy.dead_after_s:g} is less than two --heartbeat-interval-s of {slowest:g}"
+        )
 
 
 def _worker_set(role: str, count: int, given: Mapping[str, options.Given]) -> WorkerSet:

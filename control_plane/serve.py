@@ -32,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit code: 0 when stopped by a signal, 2 when it cannot work as asked, 1 when it failed."""
     try:
         plan = deployment.read(argv, os.environ, gpus.count(os.environ))
+        plan.proxy.all_keys()  # says now what is wrong with the file of keys
         check_model(plan)
         ports.require_free(plan.proxy.host, plan.proxy.port, "port")
         control = ports.control_port(

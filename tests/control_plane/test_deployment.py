@@ -149,3 +149,15 @@ def test_a_port_may_be_found_out_beforehand() -> None:
     assert deployment.read(["--control-port", "7000"], {}).control_port_given is True
     assert deployment.read([], {"BATON_CONTROL_PORT": "7000"}).control_port_given is True
     assert deployment.read([], {}).proxy == ProxyConfig()
+
+
+def test_workers_must_speak_more_often_than_the_proxy_listens() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--dead-after-s: 0\.3 is less than two --heartbeat-interval-s of 0\.5"
+    ):
+        commands("--dead-after-s", "0.3")
+    with pytest.raises(
+        ConfigError, match=r"--dead-after-s: 2 is less than two --heartbeat-interval-s of 1\.5"
+    ):
+        commands("--heartbeat-interval-s", "1.5")
+    assert commands("--dead-after-s", "0.3", "--heartbeat-interval-s", "0.1")
