@@ -10,7 +10,7 @@ from common import weights
 from common.model import Model
 from common.model_config import ModelConfig
 from common.model_source import ModelFiles, resolve
-from kernels import cpu
+from kernels import Ops, cpu, native
 from tests import golden
 from tests.common import tiny_models
 from tests.common.paged_loop import PagedLoop, generate
@@ -19,19 +19,27 @@ CPU = torch.device("cpu")
 EXPECTED = golden.family_logits()
 
 
-def load(files: ModelFiles, dtype: torch.dtype = torch.float32) -> Model:
+@pytest.fixture(scope="module", params=[cpu, native], ids=["PyTorch", "C"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    if request.param is native and (reason := native.available()):
+        pytest.skip(reason)
+    kernels: Ops = request.param
+    return kernels
+
+
+def load(files: ModelFiles, ops: Ops, dtype: torch.dtype = torch.float32) -> Model:
     config = ModelConfig.load(files.directory)
-    return Model(config, weights.load(files, config, dtype, CPU), cpu, dtype, CPU)
+    return Model(config, weights.load(files, config, dtype, CPU), ops, dtype, CPU)
 
 
-def tiny(directory: Path, name: str, dtype: torch.dtype = torch.float32) -> Model:
+def tiny(directory: Path, ops: Ops, name: str, dtype: torch.dtype = torch.float32) -> Model:
     written = tiny_models.write(directory, name)
-    return load(ModelFiles(name, written, (written / "model.safetensors",), ""), dtype)
+    return load(ModelFiles(name, written, (written / "model.safetensors",), ""), ops, dtype)
 
 
 @pytest.fixture(scope="module")
-def default_model() -> Model:
-    return load(resolve("smollm2-135m-instruct"))
+def default_model(ops: Ops) -> Model:
+    return load(resolve("smollm2-135m-instruct"), ops)
 
 
 @pytest.mark.parametrize("name", ["short-france", "short-one", "chat-multi", "uni-ja"])
@@ -48,17 +56,17 @@ def test_default_model_says_it_after_a_long_prompt_in_chunks(default_model: Mode
 @pytest.mark.parametrize("chunk", [1, 5, 24])
 @pytest.mark.parametrize("name", tiny_models.FAMILIES)
 def test_every_member_of_the_family_computes_the_references_logits(
-    tmp_path: Path, name: str, chunk: int
+    tmp_path: Path, ops: Ops, name: str, chunk: int
 ) -> None:
-    loop = PagedLoop(tiny(tmp_path, name), num_blocks=2)
+    loop = PagedLoop(tiny(tmp_path, ops, name), num_blocks=2)
     tokens = tiny_models.TOKENS
     logits = torch.cat([loop.compute(tokens[at : at + chunk]) for at in range(0, len(tokens), chunk)])
     for position, expected in EXPECTED[name].items():
         torch.testing.assert_close(logits[position], torch.tensor(expected), atol=2e-4, rtol=0)
 
 
-def test_half_precision_stays_near_float32(tmp_path: Path) -> None:
-    logits = PagedLoop(tiny(tmp_path, "qwen3", torch.bfloat16), num_blocks=2).compute(tiny_models.TOKENS)
+def test_half_precision_stays_near_float32(tmp_path: Path, ops: Ops) -> None:
+    logits = PagedLoop(tiny(tmp_path, ops, "qwen3", torch.bfloat16), num_blocks=2).compute(tiny_models.TOKENS)
     assert logits.dtype == torch.float32
     for position, expected in EXPECTED["qwen3"].items():
         assert (logits[position] - torch.tensor(expected)).abs().mean() < 0.1
