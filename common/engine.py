@@ -28,6 +28,7 @@ from common.config import EngineConfig
 from common.grammar import GrammarError, Grammars
 from common.messages import Load, ModelInfo, Refusal, WorkerError
 from common.pool import BlockPool, CacheEvents
+from common.prompt_logprobs import note_prompt_logprobs
 from common.roster import Reservation, Roster
 from common.sampler import sample
 from common.scheduler import Sampled, Scheduler, Work
@@ -156,6 +157,7 @@ class Engine:
     def _forward(self, works: list[Work]) -> list[Sampled | WorkerError]:
         batch = build(works, self.layout.block_size, self.cache.device)
         hidden = self._language_model.forward(batch.token_ids, batch.attention, self.cache.layers)
+        note_prompt_logprobs(works, hidden, self._language_model.logits)
         sampling = [work.sequence for work in works if work.samples]
         if not sampling:
             self.cache.synchronize()

@@ -52,6 +52,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     grammar: str = ""  # that the output must follow, as common/grammar.py takes it; empty: none
+    num_prompt_logprobs: int | None = None  # alternatives per prompt token; None: none at all
     num_logprobs: int | None = None  # alternatives per token; 0: only the chosen token; None: none at all
 
 
@@ -143,6 +144,7 @@ class Tokens(Struct, frozen=True, omit_defaults=True):
     error: WorkerError | None = None
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache by the worker that did the prefill
     timings: dict[str, float] = {}  # seconds by mark name, see common/timings.py
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of prompt tokens from the second, with the first output
 
 
 class Outputs(Struct, frozen=True, tag=True):

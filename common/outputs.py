@@ -11,7 +11,8 @@ from common.timings import timings_of
 def tokens_of(output: StepOutput) -> Tokens:
     """To be called in the engine's thread: the sequence goes on growing."""
     sequence = output.sequence
-    tells_timings = output.finish_reason is not None or sequence.num_output_tokens == len(output.token_ids)
+    is_first = sequence.num_output_tokens == len(output.token_ids)
+    tells_timings = output.finish_reason is not None or is_first
     return Tokens(
         request_id=sequence.key.request_id,
         attempt=sequence.key.attempt,
@@ -22,6 +23,7 @@ def tokens_of(output: StepOutput) -> Tokens:
         error=output.error,
         num_cached_tokens=sequence.num_cached_tokens,
         timings=timings_of(sequence) if tells_timings else {},
+        prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
     )
 
 

@@ -194,7 +194,10 @@ class Roster:
         return self._pool.find(sequence.block_hashes[: self.num_shareable(sequence)])
 
     def num_shareable(self, sequence: Sequence) -> int:
-        """Full blocks that leave the last token to be computed: what is sampled next comes from it."""
+        """Full blocks that leave the last token to be computed: what is sampled next comes from it. Where the
+        prompt's log-probabilities are wanted, all tokens must be."""
+        if sequence.wants_prompt_logprobs:
+            return 0
         return (len(sequence.token_ids) - 1) // self._block_size
 
     # Sequences end

@@ -83,7 +83,7 @@ def _sample_row(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int])
         token_id = _draw(adjusted, sampling, uniform(sampling.seed, len(sequence.token_ids)))
     if sampling.num_logprobs is None:
         return Sampled(token_id)
-    return Sampled(token_id, _logprob(row, token_id, sampling.num_logprobs))
+    return Sampled(token_id, logprob_of(row, token_id, sampling.num_logprobs))
 
 
 def _adjust(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> Tensor:
@@ -155,7 +155,8 @@ def _nucleus_bound(weights: Tensor, top_p: float) -> Tensor:
         count = min(16 * count, len(weights))
 
 
-def _logprob(row: Tensor, token_id: int, num_logprobs: int) -> TokenLogprob:
+def logprob_of(row: Tensor, token_id: int, num_logprobs: int) -> TokenLogprob:
+    """Of the token, and of the most likely ones, by logits [V]."""
     logprobs = row.log_softmax(0)
     top = logprobs.topk(min(num_logprobs, len(row)))
     alternatives = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))

@@ -48,6 +48,7 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks known so far
     num_committed: int = 0  # leading blocks that the pool knows by hash
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the second prompt token and on
     automaton: Automaton | None = None  # of the grammar that the output follows
     num_users: int = 0  # steps and senders that use the blocks right now
     marks: dict[str, float] = field(default_factory=dict)  # time.monotonic() by name, see common/timings.py
@@ -69,6 +70,11 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Tokens generated so far, those of earlier attempts included."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether some may still be missing; they are told with the first output."""
+        return self.sampling.num_prompt_logprobs is not None and self.num_output_tokens == 0
 
     @property
     def num_to_compute(self) -> int:

@@ -52,6 +52,7 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
         "min_p": (0, 1, sampling.min_p),
         "top_k": (0, math.inf, sampling.top_k),
         "num_logprobs": (0, math.inf, sampling.num_logprobs or 0),
+        "num_prompt_logprobs": (0, math.inf, sampling.num_prompt_logprobs or 0),
         "repetition_penalty": (1e-6, 1e6, sampling.repetition_penalty),
         "presence_penalty": (-1e6, 1e6, sampling.presence_penalty),
         "frequency_penalty": (-1e6, 1e6, sampling.frequency_penalty),

@@ -47,6 +47,8 @@ class Attempt:
     num_known: int  # output tokens of the request that are known
     deadline: float  # loop.time()
     wants_logprobs: bool = False
+    num_prompt_logprobs: int = 0  # entries that the first output must come with
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     num_cached_tokens: int = 0
     timings: dict[str, float] = field(default_factory=dict)
     failure: AttemptFailed | None = None
@@ -92,13 +94,22 @@ class Attempt:
         if tokens.error is not None or tokens.finish_reason in ("error", "abort"):
             error = tokens.error or WorkerError("peer_lost", "the worker gave the request up")
             self.fail(error, self._culprits(error, by_decode))
-        elif len(tokens.logprobs) != (len(tokens.token_ids) if self.wants_logprobs else 0):
-            text = f"{len(tokens.logprobs)} log-probabilities for {len(tokens.token_ids)} tokens"
-            self.fail(WorkerError("internal", text), (self.decode if by_decode else self.owner,))
+        elif objection := self._objection(by_decode, tokens):
+            self.fail(WorkerError("internal", objection), (self.decode if by_decode else self.owner,))
         else:
             self._note(by_decode, tokens)
             self._put_in_order(tokens)
         return True
+
+    def _objection(self, by_decode: bool, tokens: Tokens) -> str:
+        """What is wrong with a message; empty: nothing."""
+        if len(tokens.logprobs) != (len(tokens.token_ids) if self.wants_logprobs else 0):
+            return f"{len(tokens.logprobs)} log-probabilities for {len(tokens.token_ids)} tokens"
+        is_first = tokens.start == 0 and bool(tokens.token_ids) and not (by_decode and self.prefill)
+        if is_first and len(tokens.prompt_logprobs) != self.num_prompt_logprobs:
+            told, wanted = len(tokens.prompt_logprobs), self.num_prompt_logprobs
+            return f"{told} log-probabilities of the prompt instead of {wanted}"
+        return ""
 
     def _learn_late(self, peer: Peer, tokens: Tokens) -> bool:
         """How long the hand-over took is known to the prefill worker only, once it is over."""
@@ -139,6 +150,8 @@ class Attempt:
         self.num_cached_tokens = max(self.num_cached_tokens, tokens.num_cached_tokens)
         if tokens.timings:
             self.timings |= tokens.timings
+        if tokens.prompt_logprobs:
+            self.prompt_logprobs = tokens.prompt_logprobs
         if self.prefill is None or self.handed_over:
             return
         self.prefill.charges.pop(self.request_id, None)  # the prompt is computed

@@ -4,7 +4,18 @@ from common.messages import TokenLogprob
 from common.tokenizer import Tokenizer
 from proxy.assistant import Assistant, Call, Delta
 from proxy.errors import ApiError
-from proxy.formats import DONE, Envelope, Finished, Json, Usage, chat_logprobs, encode, error_event, event
+from proxy.formats import (
+    DONE,
+    Envelope,
+    Finished,
+    Json,
+    Usage,
+    chat_logprobs,
+    encode,
+    error_event,
+    event,
+    prompt_logprobs,
+)
 from proxy.job import Job
 from proxy.text import Piece
 
@@ -21,7 +32,7 @@ class ChatFormat:
         self._assistants = None if is_plain else [Assistant(job.dialect) for _ in range(job.num_choices)]
         self._tells_tokens = job.return_token_ids or job.sampling.num_logprobs is not None
 
-    def first_chunk(self, index: int) -> bytes | None:
+    def first_chunk(self, index: int, prompt: tuple[TokenLogprob, ...]) -> bytes | None:
         choice: Json = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -80,6 +91,9 @@ class ChatFormat:
         body["choices"] = [self._choice(choice) for choice in choices]
         if self._job.return_token_ids:
             body["prompt_token_ids"] = self._job.prompt_of(0).token_ids
+        if self._job.sampling.num_prompt_logprobs is not None:
+            ids, entries = self._job.prompt_of(0).token_ids, choices[0].prompt_logprobs
+            body["prompt_logprobs"] = prompt_logprobs(ids, entries, self._tokenizer)
         return encode(body | {"usage": usage.body()})
 
     def _choice(self, choice: Finished) -> Json:

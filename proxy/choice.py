@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from common.messages import WorkerError
 from proxy.frontend import Frontend
 from proxy.job import Job
 from proxy.metrics import Metrics
-from proxy.request import Request
+from proxy.request import Request, RequestFailed
 from proxy.text import Detokenized, Piece
 
 
@@ -52,9 +53,15 @@ class Choice:
                     continue
                 if piece.finish_reason is not None:
                     self._note_end(metrics, piece.finish_reason)
+                    self._check_prompt()
                 yield Part(self, piece)
                 if piece.finish_reason is not None:
                     return
+
+    def _check_prompt(self) -> None:
+        """Raises RequestFailed rather than tell less than was asked for."""
+        if len(self.request.prompt_logprobs) != self.request.num_prompt_logprobs:
+            raise RequestFailed(WorkerError("internal", "the log-probabilities of the prompt got lost"))
 
     def timings(self) -> dict[str, float]:
         """Seconds by name: the workers' own, and what the client saw from here."""

@@ -3,7 +3,7 @@
 from common.messages import TokenLogprob
 from common.tokenizer import Tokenizer
 from proxy.errors import ApiError
-from proxy.formats import DONE, Envelope, Finished, Json, Usage, clamp, encode, error_event
+from proxy.formats import DONE, Envelope, Finished, Json, Usage, clamp, encode, error_event, prompt_logprobs
 from proxy.job import Job
 from proxy.text import Piece
 
@@ -19,14 +19,18 @@ class CompletionFormat:
         self._offsets: dict[int, int] = {}  # by choice: where the next token's text begins
         self._started: set[int] = set()
 
-    def first_chunk(self, index: int) -> bytes | None:
+    def first_chunk(self, index: int, prompt: tuple[TokenLogprob, ...]) -> bytes | None:
         if not self._job.echo:
             return None
-        return self.chunk(index, Piece(self._job.prompt_of(index).text), None)
+        return self._event(index, Piece(self._job.prompt_of(index).text), self._echoed(index, prompt), None)
 
     def chunk(self, index: int, piece: Piece, timings: dict[str, float] | None) -> bytes:
+        return self._event(index, piece, self._logprobs(index, piece.logprobs), timings)
+
+    def _event(
+        self, index: int, piece: Piece, logprobs: Json | None, timings: dict[str, float] | None
+    ) -> bytes:
         extra = self._extra(index, piece, timings)
-        logprobs = self._logprobs(index, piece.logprobs)
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]}\n\n' % (
             self._prefix,
             index,
@@ -49,13 +53,21 @@ class CompletionFormat:
 
     def _choice(self, choice: Finished) -> Json:
         piece = Piece(choice.text, choice.token_ids, choice.logprobs)
-        echoed = self._job.prompt_of(choice.index).text if self._job.echo else ""
-        return {
+        prompt = self._job.prompt_of(choice.index)
+        told = self._echoed(choice.index, choice.prompt_logprobs) if self._job.echo else None
+        logprobs = self._logprobs(choice.index, choice.logprobs)
+        if told and logprobs:
+            logprobs = {name: told[name] + logprobs[name] for name in told}
+        fields = {
             "index": choice.index,
-            "text": echoed + choice.text,
-            "logprobs": self._logprobs(choice.index, choice.logprobs),
+            "text": (prompt.text if self._job.echo else "") + choice.text,
+            "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
-        } | self._extra(choice.index, piece, choice.timings)
+        }
+        if self._job.tells_prompt_logprobs:
+            told_prompt = prompt_logprobs(prompt.token_ids, choice.prompt_logprobs, self._tokenizer)
+            fields["prompt_logprobs"] = told_prompt
+        return fields | self._extra(choice.index, piece, choice.timings)
 
     def _extra(self, index: int, piece: Piece, timings: dict[str, float] | None) -> Json:
         extra: Json = {}
@@ -67,6 +79,14 @@ class CompletionFormat:
         if timings and self._job.timings:
             extra["timings"] = timings
         return extra
+
+    def _echoed(self, index: int, prompt: tuple[TokenLogprob, ...]) -> Json | None:
+        """Of the prompt that is echoed: the model says nothing about its first token."""
+        first = TokenLogprob(self._job.prompt_of(index).token_ids[0], 0.0)
+        told = self._logprobs(index, [first, *prompt])
+        if told is not None:
+            told["token_logprobs"][0] = told["top_logprobs"][0] = None
+        return told
 
     def _logprobs(self, index: int, logprobs: list[TokenLogprob]) -> Json | None:
         if self._job.sampling.num_logprobs is None:

@@ -125,6 +125,7 @@ class Dispatcher:
             num_known=len(request.output),
             deadline=request.deadline,
             wants_logprobs=request.sampling.num_logprobs is not None,
+            num_prompt_logprobs=request.num_prompt_logprobs if not request.output else 0,
         )
         request.num_attempts += 1
         request.dispatched_at = request.dispatched_at or time.monotonic()

@@ -48,6 +48,7 @@ class Finished:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -59,8 +60,9 @@ class Finished:
 class Format(Protocol):
     """One endpoint's way to write a reply."""
 
-    def first_chunk(self, index: int) -> bytes | None:
-        """What a choice's stream begins with, before any token."""
+    def first_chunk(self, index: int, prompt: tuple[TokenLogprob, ...]) -> bytes | None:
+        """What a choice's stream begins with, told with its first token; ``prompt``: log-probabilities of the
+        prompt, where they were asked for."""
         ...
 
     def chunk(self, index: int, piece: Piece, timings: dict[str, float] | None) -> bytes: ...
@@ -118,6 +120,23 @@ def chat_logprobs(logprobs: list[TokenLogprob], tokenizer: Tokenizer) -> list[Js
         entry(chosen.token_id, chosen.logprob) | {"top_logprobs": [entry(*pair) for pair in chosen.top]}
         for chosen in logprobs
     ]
+
+
+def prompt_logprobs(
+    token_ids: tuple[int, ...], entries: tuple[TokenLogprob, ...], tokenizer: Tokenizer
+) -> list[Json | None] | None:
+    """As vLLM tells them: for each prompt token the alternatives and itself by id, nothing for the first."""
+    if not entries and len(token_ids) > 1:
+        return None
+
+    def shown(token_id: int, logprob: float, rank: int | None) -> Json:
+        return {"logprob": clamp(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+
+    found: list[Json | None] = [None]
+    for entry in entries:
+        ranked = {str(token): shown(token, value, rank) for rank, (token, value) in enumerate(entry.top, 1)}
+        found.append({str(entry.token_id): shown(entry.token_id, entry.logprob, None)} | ranked)
+    return found
 
 
 def clamp(logprob: float) -> float:

@@ -32,6 +32,7 @@ class Job:
     include_usage: bool
     timeout_s: float
     echo: bool = False
+    tells_prompt_logprobs: bool = False
     include_stop: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from proxy.responses_job import NOT_IN_RESPONSES
 from proxy.responses_schema import ResponsesBody
 from proxy.schema import ChatBody, CompletionBody, DetokenizeBody, Options, TokenizeBody
 from proxy.version import VERSION
@@ -34,8 +35,6 @@ READS = {
     "/openapi.json": "This description",
 }
 STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-# What the endpoint has under another name, or not at all.
-NOT_IN_RESPONSES = ("n", "max_tokens", "max_completion_tokens", "stream_options", "response_format")
 STATUSES = {
     "400": "Something in the request cannot be done; error.param names it",
     "401": "The API key is missing or wrong",

@@ -103,20 +103,23 @@ class Reply(Response):
             finished[choice.index].add(piece)
         for choice in self._choices:
             finished[choice.index].timings = choice.timings()
+            finished[choice.index].prompt_logprobs = choice.request.prompt_logprobs
         body = self._format.whole(finished, self._usage())
         await self._start(send, 200, "application/json", {"Content-Length": str(len(body))})
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, parts: AsyncGenerator[Part, None], send: Send) -> None:
-        beginnings = {choice.index: self._format.first_chunk(choice.index) for choice in self._choices}
+        silent = {choice.index for choice in self._choices}  # have told nothing yet
         async for choice, piece in parts:
             if not self._is_started:
                 await self._start_stream(send)
             self._sent_at = self._loop.time()
             timings = choice.timings() if piece.finish_reason and self._job.timings else None
-            chunk = self._format.chunk(choice.index, piece, timings)
-            if beginning := beginnings.pop(choice.index, None):
-                chunk = beginning + chunk
+            beginning = b""
+            if choice.index in silent:
+                silent.remove(choice.index)
+                beginning = self._format.first_chunk(choice.index, choice.request.prompt_logprobs) or b""
+            chunk = beginning + self._format.chunk(choice.index, piece, timings)
             if chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": self._format.end(self._usage())})

@@ -12,7 +12,7 @@ Sampling goes by (seed, position), so what another attempt adds is what the fail
 from collections import Counter
 from dataclasses import dataclass, field
 
-from common.messages import DecodeTarget, Generate, Sampling, WorkerError
+from common.messages import DecodeTarget, Generate, Sampling, TokenLogprob, WorkerError
 from proxy.attempt import Attempt, AttemptFailed
 from proxy.router import MAX_BLAME, Choice, Need
 
@@ -46,6 +46,7 @@ class Request:
         0  # prompt tokens that needed no computing, by the attempt that gave the first token
     )
     timings: dict[str, float] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     num_attempts: int = 0
     dispatched_at: float = 0.0  # time.monotonic(), of the first attempt
     blame: Counter[str] = field(default_factory=Counter)  # by incarnation
@@ -54,9 +55,16 @@ class Request:
     num_failed_handovers: int = 0
 
     @property
+    def num_prompt_logprobs(self) -> int:
+        """How many there will be; the first token has none."""
+        return len(self.token_ids) - 1 if self.sampling.num_prompt_logprobs is not None else 0
+
+    @property
     def need(self) -> Need:
         total = len(self.token_ids) + self.sampling.max_tokens
-        hands_over = self.num_failed_handovers < MAX_FAILED_HANDOVERS
+        # What is known of a prompt besides its blocks is not handed over.
+        wants_prompt = self.sampling.num_prompt_logprobs is not None
+        hands_over = self.num_failed_handovers < MAX_FAILED_HANDOVERS and not wants_prompt
         return Need(len(self.token_ids) + len(self.output), total, self.blame, hands_over)
 
     def generate_message(self, proxy: str, target: DecodeTarget | None, now: float) -> Generate:
@@ -77,6 +85,7 @@ class Request:
     def learn(self, attempt: Attempt) -> None:
         """What an attempt tells besides tokens."""
         self.timings |= attempt.timings
+        self.prompt_logprobs = self.prompt_logprobs or attempt.prompt_logprobs
         if not self.output:
             self.num_cached_tokens = min(attempt.num_cached_tokens, len(self.token_ids))
 

@@ -8,6 +8,7 @@ at the end      response.completed, .incomplete or .failed, with the whole respo
 import uuid
 from typing import Any, TypeVar
 
+from common.messages import TokenLogprob
 from common.tokenizer import Tokenizer
 from proxy.assistant import Assistant, Call, Delta
 from proxy.errors import ApiError
@@ -29,7 +30,7 @@ class ResponsesFormat:
         self._num_events = 0
         self._finish_reason: str | None = None
 
-    def first_chunk(self, index: int) -> bytes | None:
+    def first_chunk(self, index: int, prompt: tuple[TokenLogprob, ...]) -> bytes | None:
         body = self._body("in_progress")
         return self._event("created", response=body) + self._event("in_progress", response=body)
 

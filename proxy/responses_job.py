@@ -32,12 +32,16 @@ from proxy.served_model import ServedModel
 
 LOGPROBS = "message.output_text.logprobs"
 PARAMS = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
+# Of the shared options: what this endpoint has under another name, or not at all.
+NOT_IN_RESPONSES = (
+    "n", "max_tokens", "max_completion_tokens", "stream_options", "response_format", "prompt_logprobs",
+)  # fmt: skip
 TEXTS = ("text", "input_text", "output_text")
 
 
 async def responses_job(body: bytes, model: ServedModel, limits: Limits, trace: str = "") -> Job:
     options, own = read(body, Options), read(body, ResponsesBody)
-    ignored = [*unknown_fields(body, Options, ResponsesBody), *_without_effect(own)]
+    ignored = [*unknown_fields(body, Options, ResponsesBody), *_without_effect(options, own)]
     _refuse_state(own)
     try:
         job = await build_chat_job(_options(options, own), _chat(own), model, limits)
@@ -56,8 +60,11 @@ def _refuse_state(own: ResponsesBody) -> None:
         raise unsupported("truncation")
 
 
-def _without_effect(own: ResponsesBody) -> list[str]:
-    return [name for name in ("reasoning", "store") if getattr(own, name)]
+def _without_effect(options: Options, own: ResponsesBody) -> list[str]:
+    return [
+        *(name for name in ("reasoning", "store") if getattr(own, name)),
+        *(name for name in NOT_IN_RESPONSES if getattr(options, name) is not None),
+    ]
 
 
 def _options(options: Options, own: ResponsesBody) -> Options:
@@ -69,6 +76,7 @@ def _options(options: Options, own: ResponsesBody) -> Options:
         max_tokens=None,
         max_completion_tokens=own.max_output_tokens,
         stream_options=None,
+        prompt_logprobs=None,
         response_format=form,
     )
 

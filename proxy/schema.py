@@ -67,6 +67,7 @@ class Options(Struct, frozen=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
@@ -187,7 +188,6 @@ UNSUPPORTED = frozenset(
         "modalities",
         "prediction",
         "prompt_embeds",
-        "prompt_logprobs",
         "regex",
         "truncate_prompt_tokens",
         "use_beam_search",

@@ -11,6 +11,8 @@ from proxy.schema import Options
 from proxy.served_model import ServedModel
 from proxy.structured import Constraint, check_grammar
 
+MAX_PROMPT_LOGPROBS = 400_000  # alternatives included
+
 
 def check_model(name: str | None, model: ServedModel) -> None:
     if name is not None and name not in model.names:
@@ -23,6 +25,14 @@ def check_count(options: Options, num_prompts: int, limits: Limits) -> None:
     if n * num_prompts > limits.max_choices:
         text = f"{num_prompts} prompts with n = {n} are more than {limits.max_choices} sequences"
         raise invalid("n", text)
+
+
+def check_prompt_logprobs(param: str, num_logprobs: int, prompts: list[Prompt]) -> None:
+    """They come in one message, and stay in memory until the reply."""
+    most = max(len(prompt.token_ids) for prompt in prompts) * (num_logprobs + 1)
+    if most > MAX_PROMPT_LOGPROBS:
+        text = f"{most} log-probabilities of a prompt are more than {MAX_PROMPT_LOGPROBS}"
+        raise invalid(param, text)
 
 
 def build_job(
@@ -42,6 +52,7 @@ def build_job(
         timeout_s=min(options.timeout_s or limits.max_timeout_s, limits.max_timeout_s),
         include_stop=bool(options.include_stop_str_in_output),
         skip_special_tokens=options.skip_special_tokens is not False,
+        tells_prompt_logprobs=options.prompt_logprobs is not None,
         return_token_ids=bool(options.return_token_ids),
         timings=bool(options.timings),
         priority=options.priority or 0,
@@ -59,6 +70,10 @@ async def build_sampling(
     max_tokens = min(prompt.max_tokens for prompt in prompts)
     if (options.min_tokens or 0) > max_tokens:
         raise invalid("min_tokens", f"min_tokens is {options.min_tokens}, more than max_tokens, {max_tokens}")
+    if options.prompt_logprobs is not None:
+        if options.stream:
+            raise invalid("prompt_logprobs", "prompt_logprobs are not told in streams")
+        check_prompt_logprobs("prompt_logprobs", options.prompt_logprobs, prompts)
     check_token_ids("logit_bias", options.logit_bias or {}, model)
     check_token_ids("stop_token_ids", options.stop_token_ids or [], model)
     if constraint is not None:
@@ -77,6 +92,7 @@ async def build_sampling(
         seed=random_seed() if options.seed is None else options.seed,
         stop_token_ids=tuple(options.stop_token_ids or ()),
         ignore_eos=bool(options.ignore_eos),
+        num_prompt_logprobs=options.prompt_logprobs,
         grammar=constraint.grammar if constraint else "",
         num_logprobs=num_logprobs,
     )

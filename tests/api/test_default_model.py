@@ -105,3 +105,16 @@ def test_what_is_refused_is_refused_by_type(client: OpenAI) -> None:
         client.completions.create(
             model="default", prompt="x", extra_body={"guided_json": {"unevaluatedProperties": False}}
         )
+
+
+def test_logprobs_of_a_prompt_are_those_of_the_same_text_as_output(client: OpenAI) -> None:
+    prompt = "The capital of France is"
+    ask: Any = {"model": "default", "temperature": 0, "logprobs": 0}
+    output = client.completions.create(**ask, prompt=prompt, max_tokens=6)
+    whole = prompt + output.choices[0].text
+    echoed = client.completions.create(**ask, prompt=whole, max_tokens=1, echo=True)
+    written, read = output.choices[0].logprobs, echoed.choices[0].logprobs
+    assert written is not None
+    assert read is not None
+    assert written.tokens == (read.tokens or [])[-7:-1]
+    assert (read.token_logprobs or [])[-7:-1] == pytest.approx(written.token_logprobs, abs=1e-3)

@@ -96,6 +96,11 @@ class ScriptedWorker:
         if generate.sampling.num_logprobs is not None:
             top = tuple((i, -float(i)) for i in range(generate.sampling.num_logprobs))
             logprobs = tuple(TokenLogprob(token_id, -0.5, top) for token_id in ids)
+        num_prompt = generate.sampling.num_prompt_logprobs
+        if num_prompt is not None and start == 0 and ids:
+            prompt = generate.token_ids[1 : generate.num_prompt_tokens]
+            top = tuple((i, -float(i)) for i in range(num_prompt))
+            more = {"prompt_logprobs": tuple(TokenLogprob(i, -1.5, top) for i in prompt)} | more
         tokens = Tokens(
             generate.request_id,
             generate.attempt,
