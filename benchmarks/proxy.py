@@ -1,6 +1,6 @@
 """What the proxy costs: latency it adds, tokens it can stream, CPU time for each.
 
-    python -m benchmarks.proxy [--streams 1,32,256] [--seconds 5] [--output FILE.json]
+    python -m benchmarks.proxy [--streams 1,32,256] [--seconds 5] [--router PROGRAM] [--output FILE.json]
 
 One proxy process stands between a token source without a model (``benchmarks.token_source``) and a client in
 this process. Figures:
@@ -11,18 +11,22 @@ this process. Figures:
   proxy for each token, and what that comes to in tokens a second of one core.
 - *flat out*: N streams, tokens as fast as the source can tell them. A proxy that is behind puts several
   tokens into one chunk.
+
+``--router``: the path of ``vllm-router`` or ``sglang-router``, in an environment of its own; the same client,
+in the same run, through it to a source that speaks HTTP. A router passes text on and knows no tokens.
 """
 
 import argparse
 import asyncio
+import functools
 import json
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,17 +52,38 @@ class System(NamedTuple):
         return float(times.user + times.system)
 
 
+OpenSystem = Callable[[float], AbstractContextManager[System]]  # with tokens a second of each stream
+
+
 @contextmanager
-def running(steps_per_s: float, options: tuple[str, ...] = ()) -> Iterator[System]:
+def running(steps_per_s: float) -> Iterator[System]:
     """A proxy and a source, ready; both are gone afterwards."""
     port, control = free_port(), free_port()
-    proxy = start("proxy", "--port", str(port), "--control-port", str(control), *options)
+    proxy = start("proxy", "--port", str(port), "--control-port", str(control))
     source = start("benchmarks.token_source", f"tcp://127.0.0.1:{control}", str(steps_per_s))
     try:
         wait_ready(port)
         yield System(port, psutil.Process(proxy.pid))
     finally:
         for process in (source, proxy):
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def routed(program: str, steps_per_s: float) -> Iterator[System]:
+    """A router of others before a source that speaks HTTP."""
+    source_port, port, metrics = free_port(), free_port(), free_port()
+    source = start("benchmarks.http_source", str(source_port), str(steps_per_s))
+    url, local = f"http://127.0.0.1:{source_port}", ("--host", "127.0.0.1", "--port", str(port))
+    command = [program, "--worker-urls", url, "--policy", "round_robin", *local]
+    command += ["--prometheus-port", str(metrics), "--log-level", "error"]
+    router = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_ready(port, "/health")
+        yield System(port, psutil.Process(router.pid))
+    finally:
+        for process in (source, router):
             process.kill()
             process.wait()
 
@@ -72,20 +97,20 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_ready(port: int) -> None:
+def wait_ready(port: int, path: str = "/ready") -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False).status_code == 200:
+            if httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
         time.sleep(0.1)  # another process: there is nothing to wait for
-    raise TimeoutError(f"the proxy was not ready within {START_S:.0f} s")
+    raise TimeoutError(f"port {port} was not ready within {START_S:.0f} s")
 
 
 def body(num_tokens: int) -> dict[str, object]:
-    return {"model": "default", "prompt": [1000] * 32, "max_tokens": num_tokens, "stream": True}
+    return {"model": "default", "prompt": "word " * 32, "max_tokens": num_tokens, "stream": True}
 
 
 async def repeat(system: System, num_tokens: int, until: float) -> list[Streamed]:
@@ -123,18 +148,18 @@ async def measure(system: System, num_streams: int, num_tokens: int, seconds: fl
     }
 
 
-def run(streams: list[int], seconds: float) -> list[dict[str, Any]]:
+def run(name: str, open_system: OpenSystem, streams: list[int], seconds: float) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
 
     def note(kind: str, measured: dict[str, Any]) -> None:
-        results.append({"kind": kind} | measured)
+        results.append({"system": name, "kind": kind} | measured)
         print(json.dumps(results[-1]), flush=True)
 
-    with running(0) as system:
+    with open_system(0) as system:
         note("request", uvloop.run(measure(system, 1, 1, seconds)))
         for count in streams:
             note("flat out", uvloop.run(measure(system, count, FLAT_OUT_TOKENS, seconds)))
-    with running(PACE) as system:
+    with open_system(PACE) as system:
         for count in streams:
             note("paced", uvloop.run(measure(system, count, round(PACE * seconds), 0.0)))
     return results
@@ -144,9 +169,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proxy", description=__doc__.splitlines()[0])
     parser.add_argument("--streams", default="1,32,256", help="numbers of streams at a time")
     parser.add_argument("--seconds", type=float, default=5.0, help="time for each figure")
+    parser.add_argument("--router", default="", help="a router of others to measure in the same run")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     arguments = parser.parse_args()
-    results = run([int(count) for count in arguments.streams.split(",")], arguments.seconds)
+    streams = [int(count) for count in arguments.streams.split(",")]
+    results = run("baton", running, streams, arguments.seconds)
+    if arguments.router:
+        router = functools.partial(routed, arguments.router)
+        results += run(Path(arguments.router).name, router, streams, arguments.seconds)
     if arguments.output:
         arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     return 0
