@@ -64,6 +64,7 @@ class Service:
         self._channels = [ProxyChannel(address, incarnation) for address in config.proxies]
         self._owners: dict[SequenceKey, ProxyChannel] = {}
         self._draining = False
+        self._cut = False  # the time to drain is over
         self._beat = asyncio.Event()
         self.num_dropped = 0  # outputs that a lost proxy session could not take
 
@@ -186,7 +187,7 @@ class Service:
         """Status on a timer and whenever ``drain`` asks; ends when a drain is complete."""
         while True:
             self.announce(self._role.status(self._draining))
-            if self._draining and not self._owners and self._role.idle():
+            if self._draining and not self._owners and (self._cut or self._role.idle()):
                 return
             self._beat.clear()
             try:
@@ -196,7 +197,9 @@ class Service:
                 pass
 
     def _cut_off(self) -> None:
-        """The drain time is over: end what is left with an error, so that its proxy can try elsewhere."""
+        """The drain time is over: end what is left with an error, so that its proxy can try elsewhere. A
+        hand-over that is still on its way ends with this process."""
+        self._cut = True
         for key in list(self._owners):
             self.fail(key, WorkerError("draining", "worker stops: drain time is over"))
             self._role.abort(key, "drain time is over")

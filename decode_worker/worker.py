@@ -103,6 +103,7 @@ class DecodeWorker:
         except Refusal as refusal:
             # By now the proxy believes that the request is here: its end must be told from here, too.
             self._engine.cancel(reservation)
+            self.receiver.admit_waiting()
             self._loop.call_soon_threadsafe(self._fail_adopted, sequence.key, refusal.error)
 
     # Main loop again

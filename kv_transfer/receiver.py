@@ -134,8 +134,7 @@ class Receiver:
             self.counters.num_fenced["malformed"] += 1
             log.warning("prefill worker at %s cut off: %s", connection.peer, group.exceptions[0])
         finally:
-            for incoming in [t for t in self._transfers.values() if t.peer is peer]:
-                self._give_up(incoming, "connection lost")
+            self._lost(peer)
 
     def abort(self, key: SequenceKey, reason: str) -> bool:
         """Give up the transfer of this sequence, if there is one, and tell its sender."""
@@ -219,6 +218,7 @@ class Receiver:
             incoming.landing = False
             if incoming.ended:
                 self._sink.cancel(incoming.reservation)
+                self.admit_waiting()
         if incoming.ended:
             return
         if message.checksum is not None and checksum(views) != message.checksum:
@@ -261,6 +261,11 @@ class Receiver:
         if incoming is None or incoming.peer is not peer or incoming.reservation is None:
             return None
         return incoming
+
+    def _lost(self, peer: "_Peer") -> None:
+        for incoming in [t for t in self._transfers.values() if t.peer is peer]:
+            if not incoming.ended:  # as when it found room by the end of another, and was refused for good
+                self._give_up(incoming, "connection lost")
 
     # How a transfer ends
 

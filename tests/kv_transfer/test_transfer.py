@@ -1,6 +1,7 @@
 """Sender and receiver against each other over a real transport, with plain byte arrays for caches."""
 
 import asyncio
+import collections.abc
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -139,8 +140,8 @@ class Pair:
 
 
 @asynccontextmanager
-async def running(pair: Pair) -> AsyncIterator[Pair]:
-    listener = await transport.listen(pair.address, pair.receiver.serve)
+async def running(pair: Pair, serve: transport.ConnectionHandler | None = None) -> AsyncIterator[Pair]:
+    listener = await transport.listen(pair.address, serve or pair.receiver.serve)
     try:
         yield pair
     finally:
@@ -445,6 +446,63 @@ async def test_a_transfer_belongs_to_the_connection_that_opened_it() -> None:
         await connection.close()
         await peer.say(blocks(0, 1, payload), payload)
         assert isinstance(await peer.hear(), messages.Credit)
+
+
+async def test_all_offers_of_a_lost_peer_end_also_those_that_are_refused_meanwhile() -> None:
+    pair = Pair(decode_blocks=10)
+    async with rogue(pair) as peer:
+        await peer.open()
+        for name, num_tokens in (("whole pool", 40), ("more than there is", 100), ("small", 8)):
+            await peer.say(Offer(name, name, 0, num_tokens, (), 60.0))
+        await until(lambda: pair.receiver.num_open == 4)
+        await peer.connection.close()
+        await until(lambda: pair.receiver.num_open == 0)
+        assert len(pair.d.free) == pair.d.num_blocks
+
+
+class Halting:
+    """A connection whose payloads end only when told to."""
+
+    def __init__(self, connection: transport.Connection) -> None:
+        self._connection = connection
+        self.peer = connection.peer
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def send(self, header: bytes, payload: collections.abc.Sequence[transport.Buffer] = ()) -> None:
+        await self._connection.send(header, payload)
+
+    async def receive(self) -> tuple[bytes, int]:
+        return await self._connection.receive()
+
+    async def receive_payload(self, into: collections.abc.Sequence[memoryview]) -> None:
+        self.reached.set()
+        await self.go_on.wait()
+        await self._connection.receive_payload(into)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def test_blocks_of_a_transfer_given_up_in_mid_payload_go_to_the_next_in_the_queue() -> None:
+    pair = Pair(decode_blocks=4)
+    connected: asyncio.Future[Halting] = asyncio.get_running_loop().create_future()
+
+    async def serve(connection: transport.Connection) -> None:
+        connected.set_result(Halting(connection))
+        await pair.receiver.serve(connected.result())
+
+    async with running(pair, serve):
+        first, second = pair.p.prompt("a", 16, pair.target), pair.p.prompt("b", 16, pair.target)
+        pair.send_all(*first)
+        pair.send_all(*second)
+        connection = await connected
+        await connection.reached.wait()
+        assert pair.receiver.num_open == 2
+        assert pair.receiver.abort(first[1].key, "client left")
+        assert not pair.d.free, "still being written to"
+        connection.go_on.set()
+        assert {(await pair.outcome()).key for _ in range(2)} == {first[1].key, second[1].key}
+        assert pair.received("b") == pair.sent(second[1])
 
 
 async def test_bytes_that_are_no_message_cut_the_peer_off_and_nobody_else() -> None:

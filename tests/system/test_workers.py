@@ -17,9 +17,16 @@ from common.engine import Engine
 from common.loop_thread import LoopThread
 from common.messages import (
     Abort,
+    Accept,
+    Blocks,
+    Credit,
     DecodeTarget,
     Drain,
     Generate,
+    Handover,
+    Hello,
+    Landed,
+    Offer,
     Outputs,
     Ping,
     Refusal,
@@ -27,10 +34,12 @@ from common.messages import (
     Status,
     Tokens,
     Welcome,
+    decode_transfer,
+    encode,
 )
 from common.service import Service
 from decode_worker.worker import DecodeWorker
-from kv_transfer.transport import Listener, listen
+from kv_transfer.transport import Connection, Listener, connect, listen
 from prefill_worker.worker import PrefillWorker
 from tests.common import toy
 from tests.common.toy import make_engine, prompt
@@ -137,11 +146,13 @@ class ScriptedProxy:
 
 
 class Cluster:
-    def __init__(self, proxy: ScriptedProxy, prefill: Engine, decode: Engine) -> None:
+    def __init__(
+        self, proxy: ScriptedProxy, prefill: Engine, decode: Engine, drain_timeout_s: float = 20.0
+    ) -> None:
         self.proxy, self.prefill_engine, self.decode_engine = proxy, prefill, decode
         self.transfers = [LoopThread("p"), LoopThread("d")]
         config = WorkerConfig(
-            proxies=(proxy.channel.address,), heartbeat_interval_s=0.05, drain_timeout_s=20.0
+            proxies=(proxy.channel.address,), heartbeat_interval_s=0.05, drain_timeout_s=drain_timeout_s
         )
         self.prefill = PrefillWorker(prefill, self.transfers[0], transfer_config, "p1", "prefill")
         self.decode = DecodeWorker(decode, self.transfers[1], transfer_config, "d1", "decode")
@@ -177,10 +188,13 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None
+    prefill: dict[str, Any] | None = None,
+    decode: dict[str, Any] | None = None,
+    drain_timeout_s: float = 20.0,
 ) -> AsyncIterator[Cluster]:
     proxy = ScriptedProxy()
-    running = Cluster(proxy, make_engine(**(prefill or {})), make_engine(**(decode or {})))
+    engines = make_engine(**(prefill or {})), make_engine(**(decode or {}))
+    running = Cluster(proxy, *engines, drain_timeout_s)
     await running.start()
     try:
         yield running
@@ -370,3 +384,55 @@ async def test_a_drained_worker_finishes_what_it_has_and_refuses_the_rest(role: 
         assert proxy.output("a") == reference(prompt(9), 30)
         async with asyncio.timeout(TIMEOUT_S):
             await running.tasks[role]
+
+
+async def peer_of(running: Cluster) -> Connection:
+    """A prefill worker played by hand, in the decode worker's transfer loop."""
+    connection = await connect(running.decode.address, timeout_s=TIMEOUT_S)
+    await connection.send(encode(Hello("p9", "d1", running.decode_engine.layout)))
+    assert isinstance(await answer(connection), Welcome)
+    return connection
+
+
+async def answer(connection: Connection) -> Any:
+    async with asyncio.timeout(TIMEOUT_S):
+        return decode_transfer((await connection.receive())[0])
+
+
+async def test_a_hand_over_that_stands_still_does_not_outlive_the_time_to_drain() -> None:
+    async with cluster(drain_timeout_s=0.3) as running:
+
+        async def open_a_transfer() -> Connection:
+            connection = await peer_of(running)
+            await connection.send(encode(Offer("t", "a", 0, 3, (), 600.0)))
+            assert isinstance(await answer(connection), Accept)
+            return connection
+
+        connection = await running.transfers[1].run(open_a_transfer())
+        assert not running.decode.idle()
+        running.services["decode"].drain()
+        async with asyncio.timeout(TIMEOUT_S):
+            await running.tasks["decode"]
+        await running.transfers[1].run(connection.close())
+
+
+async def test_room_kept_for_a_hand_over_that_is_refused_goes_to_the_next_in_the_queue() -> None:
+    async with cluster(decode={"num_blocks": 2}) as running:
+        num_tokens = running.decode_engine.layout.block_size
+        payload = bytes(running.decode_engine.cache.block_bytes)
+        wrong = Generate("a", 0, tuple(prompt(num_tokens)), num_tokens, "proxy", Sampling(max_tokens=4))
+
+        async def hand_over() -> Connection:
+            connection = await peer_of(running)
+            for name in ("a", "b"):
+                await connection.send(encode(Offer(name, name, 0, num_tokens, (b"another prompt's",), 60.0)))
+            assert (await answer(connection)).transfer_id == "a"
+            await connection.send(encode(Blocks("a", 0, 1, None)), [payload])
+            await connection.send(encode(Handover("a", wrong, (1,), (), 0, {})))
+            answers = [await answer(connection) for _ in range(3)]
+            assert [type(message) for message in answers] == [Credit, Accept, Landed]
+            assert answers[1].transfer_id == "b"
+            return connection
+
+        connection = await running.transfers[1].run(hand_over())
+        await running.transfers[1].run(connection.close())
