@@ -156,6 +156,7 @@ async def run(options: Options, directory: Path) -> Result:
         transport=options.transport,
         relayed=True,
         relayed_control=True,
+        forked=False,
     )
     try:
         cluster.start()

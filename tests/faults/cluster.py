@@ -20,6 +20,7 @@ import httpx
 import psutil
 
 from common.cores import thread_variables
+from tests.faults.nursery import Forked
 from tests.faults.relay import Address, Relay
 from tests.faults.waiting import eventually
 
@@ -47,7 +48,13 @@ class Process:
     """One member of the cluster; its log goes on over restarts."""
 
     def __init__(
-        self, name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str], max_fds: int = 0
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        max_fds: int = 0,
+        forked: bool = False,
     ) -> None:
         self.name = name
         self.argv = list(argv)
@@ -55,7 +62,8 @@ class Process:
         self.num_starts = 0
         self._environment = dict(environment)
         self._max_fds = max_fds
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forked = forked
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     @property
     def pid(self) -> int:
@@ -73,21 +81,28 @@ class Process:
     def start(self) -> None:
         assert not self.alive, f"{self.name} runs already"
         self.num_starts += 1
-        launcher = [sys.executable, "-IS", str(LAUNCH), str(os.getpid()), sys.executable]
         with self.log.open("ab") as output:
             output.write(f"--- start {self.num_starts} of {self.name}\n".encode())
-            output.flush()
-            self._process = subprocess.Popen(
+        environment = os.environ | self._environment
+        if self._forked:
+            self._process = Forked(self.argv, environment, self.log)
+        else:
+            self._process = self._executed(environment)
+        if self._max_fds:
+            psutil.Process(self.pid).rlimit(psutil.RLIMIT_NOFILE, (self._max_fds, self._max_fds))
+
+    def _executed(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        launcher = [sys.executable, "-IS", str(LAUNCH), str(os.getpid()), sys.executable]
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
                 [*launcher, *self.argv],
                 cwd=ROOT,
-                env=os.environ | self._environment,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        if self._max_fds:
-            psutil.Process(self.pid).rlimit(psutil.RLIMIT_NOFILE, (self._max_fds, self._max_fds))
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -100,8 +115,9 @@ class Process:
     def kill(self) -> None:
         """At once, and reaped."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError):
+                    kill(self._process.pid, signal.SIGKILL)
             self._process.wait(EXIT_S)
 
     def usage(self) -> Usage:
@@ -137,8 +153,10 @@ class Cluster:
         relayed: bool = False,
         relayed_control: bool = False,
         max_fds: int = 0,
+        forked: bool = True,
     ) -> None:
-        """``options`` go to all workers. ``max_fds`` limits each process; 0: no limit of ours."""
+        """``options`` go to all workers. ``max_fds`` limits each process; 0: no limit of ours. ``forked``:
+        workers start fast, see ``tests.faults.nursery``."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.relays: dict[str, Relay] = {}
@@ -146,7 +164,7 @@ class Cluster:
         self.http_port, self.control_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.http_port}"
         self._model = model
-        self._max_fds = max_fds
+        self._max_fds, self._forked = max_fds, forked
         self._relayed, self._relayed_control = relayed, relayed_control
         proxy = [f"--port={self.http_port}", f"--control-port={self.control_port}", *proxy_options]
         self._add("proxy", [f"--model={model}", *proxy])
@@ -178,7 +196,9 @@ class Cluster:
         module = MODULES[name.rstrip("0123456789")]
         environment = thread_variables(1) | {"PYTHONUNBUFFERED": "1"}
         argv = ["-m", module, *options]
-        self.processes[name] = Process(name, argv, self.directory / f"{name}.log", environment, self._max_fds)
+        forked = self._forked and module != "proxy"
+        log = self.directory / f"{name}.log"
+        self.processes[name] = Process(name, argv, log, environment, self._max_fds, forked)
 
     # Life
 

@@ -23,13 +23,14 @@ async def runs_on(cluster: Cluster, role: str) -> str:
     return str(await eventually(busy, SEEN_S, f"a {role} worker has work"))
 
 
-async def receives(cluster: Cluster) -> None:
-    """Wait until some decode worker has a transfer under way."""
+async def receives(cluster: Cluster) -> str:
+    """A decode worker that has a transfer under way."""
 
-    async def receiving() -> bool:
-        return any(load["num_receiving"] for load in (await load_of(cluster, "decode")).values())
+    async def receiving() -> str | None:
+        loads = await load_of(cluster, "decode")
+        return next((name for name, load in loads.items() if load["num_receiving"]), None)
 
-    await eventually(receiving, SEEN_S, "a decode worker receives")
+    return str(await eventually(receiving, SEEN_S, "a decode worker receives"))
 
 
 async def total(cluster: Cluster, counter: str, role: str) -> float:
