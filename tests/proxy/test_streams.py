@@ -11,7 +11,7 @@ from common.messages import Generate, WorkerError
 from proxy.served_model import ServedModel
 from tests.proxy.conftest import system_of
 from tests.proxy.replies import chunks_of, streamed_text
-from tests.proxy.scripted import WAIT_S, ScriptedWorker, speaks
+from tests.proxy.scripted import WAIT_S, ScriptedWorker
 
 BODY = {"prompt": "say", "max_tokens": 20, "stream": True}
 OFTEN = ProxyConfig(stream_keep_alive_s=0.05)
@@ -61,19 +61,26 @@ async def test_a_failure_after_a_comment_is_an_event(model: ServedModel) -> None
 
 
 async def test_a_reader_that_does_not_read_holds_up_nobody_else_and_is_let_go(model: ServedModel) -> None:
-    text = b"x" * 3000
+    size, n = 3000, 8
+
+    async def says_much(worker: ScriptedWorker, generate: Generate) -> None:
+        for start in range(0, generate.sampling.max_tokens, 50):
+            is_last = start + 50 == generate.sampling.max_tokens
+            worker.say(generate, start, tuple(b"x" * 50), "length" if is_last else None)
+            await asyncio.sleep(0)
+
     async with system_of(model, ProxyConfig()) as system:
-        worker = await system.worker("decode", speaks(text))
+        worker = await system.worker("decode", says_much)
         host, port = system.client.base_url.host, system.client.base_url.port
-        body = json.dumps(BODY | {"max_tokens": len(text), "n": 4, "logprobs": 5}).encode()
+        body = json.dumps(BODY | {"max_tokens": size, "n": n, "logprobs": 20}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         with socket.socket() as idle:
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             idle.connect((host, port))
             idle.sendall(head + body)
             async with asyncio.timeout(WAIT_S):
-                await worker.until(lambda: worker.num_said >= 4 * len(text))
+                await worker.until(lambda: worker.num_said >= n * size // 50)
                 chunks = await chunks_of(system, "/v1/completions", prompt="say", max_tokens=50)
             assert streamed_text(chunks) == "x" * 50
-            assert system.frontend.num_admitted == 4  # it still waits for its reader
+            assert system.frontend.num_admitted == n  # it still waits for its reader
         await system.settled()
