@@ -1,8 +1,8 @@
 """Kernels in C for CPUs: the operations of ``kernels.Ops`` on torch tensors, without a copy.
 
-    csrc/isa.c        all kernels; compiled for AMX, AVX-512, AVX2 and plain C, chosen when the library is
-    loaded csrc/pool.c       threads that sleep when idle decoder.py        a whole step in one call build.py
-    compiles them on first use library.py        their signatures
+``csrc/isa.c`` has all kernels; it is compiled for AMX, AVX-512, AVX2 and plain C, and which of them runs is
+chosen when the library is loaded. ``build.py`` compiles on first use, ``library.py`` knows the signatures,
+``decoder.py`` computes a whole step in one call.
 
 A row's result is the same bits whatever else is in the batch, however a prompt is cut into chunks, wherever
 its blocks lie and with any number of threads: every sum has one order, fixed by the row alone."""

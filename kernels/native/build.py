@@ -45,6 +45,7 @@ X86_SETS = {
     "avx512": AVX512_FLAGS,
     "amx": ("-DISA_AMX", *AVX512_FLAGS, "-mavx512bf16", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"),
 }
+FLAGS_VARIABLE = "BATON_NATIVE_CFLAGS"  # added to the others, for sanitizers and experiments
 COMPILE_TIMEOUT_S = 600.0  # a busy small machine needs about one minute
 
 logger = logging.getLogger(__name__)
@@ -81,8 +82,9 @@ def compiler() -> str:
     return found
 
 
-def library(extra_flags: tuple[str, ...] = ()) -> Path:
+def library() -> Path:
     """The compiled library, made if it is not in the cache yet. ``BuildError`` when it cannot be made."""
+    extra_flags = tuple(os.environ.get(FLAGS_VARIABLE, "").split())
     try:
         path = cache_directory() / f"kernels-{fingerprint(extra_flags)}.so"
         if not path.exists():

@@ -6,6 +6,12 @@
 
 #define VPP (PANEL / W) /* vectors per panel */
 
+#if defined(ISA_AMX)
+enum { USES_TILES = 1 }; /* for bf16 and int8 */
+#else
+enum { USES_TILES = 0 };
+#endif
+
 INLINE int64_t round_up(int64_t n, int64_t unit)
 {
     return (n + unit - 1) / unit * unit;
@@ -342,7 +348,7 @@ INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t pan
     {                                                                                                        \
         if (job->weight->kind == KIND_F32)                                                                   \
             multiply(job, row, panel, rows, panels, KIND_F32);                                               \
-        else if (job->weight->kind == KIND_BF16)                                                             \
+        else if (!USES_TILES && job->weight->kind == KIND_BF16)                                              \
             multiply(job, row, panel, rows, panels, KIND_BF16);                                              \
         else                                                                                                 \
             multiply(job, row, panel, rows, panels, KIND_F16);                                               \
@@ -351,7 +357,8 @@ INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t pan
     static __attribute__((noinline)) void int8_##rows##_##panels(const struct linear_job *job, int64_t row,  \
                                                                  int64_t panel)                              \
     {                                                                                                        \
-        multiply_int8(job, row, panel, rows, panels);                                                        \
+        if (!USES_TILES)                                                                                     \
+            multiply_int8(job, row, panel, rows, panels);                                                    \
     }
 
 /* By the number of rows, beginning with one; `panels` is how many a block takes. */
@@ -394,9 +401,14 @@ static int64_t min_int(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+static const struct block *block_of(int kind, int64_t rows)
+{
+    return kind == KIND_INT8 ? &int8_blocks[rows - 1] : &blocks[rows - 1];
+}
+
 static void multiply_rows(const struct linear_job *job, int64_t row, int64_t rows, int64_t panel, int64_t end)
 {
-    const struct block *block = job->weight->kind == KIND_INT8 ? &int8_blocks[rows - 1] : &blocks[rows - 1];
+    const struct block *block = block_of(job->weight->kind, rows);
     for (; panel < end; panel += block->panels)
         block->multiply(job, row, panel);
 }
@@ -407,8 +419,9 @@ static void multiply_panels(void *context, int64_t item)
     const struct linear_job *job = context;
     int64_t panel = item * job->panels_per_item, most = max_rows(job->weight->kind);
     int64_t end = min_int(panel + job->panels_per_item, count_panels(job->weight->num_outputs));
-    int64_t step = job->num_rows <= most ? end - panel : 2;
     int64_t num_blocks = (job->num_rows + most - 1) / most;
+    int64_t widest = block_of(job->weight->kind, job->num_rows / num_blocks)->panels; /* the lowest block's: the widest */
+    int64_t step = num_blocks == 1 ? end - panel : widest;
     for (; panel < end; panel += step)
         for (int64_t b = 0, row = 0; b < num_blocks; b++) {
             int64_t rows = (job->num_rows - row + num_blocks - b - 1) / (num_blocks - b); /* about equally high */
