@@ -6,8 +6,10 @@ Each text, prompt and the reference's 64 tokens, is read in one go; every positi
 """
 
 import argparse
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,11 +24,11 @@ from common.model_config import ModelConfig
 from common.scheduler import Work
 from common.sequence import Sequence, SequenceKey
 from kernels import select
-from tests import golden
 
 BLOCK_SIZE = 16
 REFERENCE = "float32"
 CPU = torch.device("cpu")
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "smollm2-135m-instruct.json"
 
 
 class Row(NamedTuple):
@@ -58,7 +60,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(model: str, dtypes: list[str], num_threads: int) -> Iterator[Row]:
     """The reference first."""
-    texts = [entry.prompt_ids + entry.token_ids for entry in golden.load().values()]
+    entries = json.loads(GOLDEN.read_text(encoding="utf-8"))["prompts"]
+    texts = [entry["prompt_ids"] + entry["token_ids"] for entry in entries]
     reference = list(read_all(model, REFERENCE, texts, num_threads))
     yield compare(REFERENCE, texts, reference, iter(reference))
     for dtype in dtypes:
