@@ -44,6 +44,7 @@ class Options(argparse.Namespace):
     others_every_s: float = 3.0
     num_clients: int = 8
     transport: str = "zmq"
+    forked: bool = False  # processes start faster than real ones do
 
 
 @dataclass(slots=True)
@@ -129,7 +130,7 @@ class Chaos:
             self.cluster.cont(name)
 
 
-def leaks(cluster: Cluster, before: dict[str, Usage], after: dict[str, Usage]) -> list[str]:
+def leaks(before: dict[str, Usage], after: dict[str, Usage]) -> list[str]:
     """What processes hold more of than before."""
     found = []
     for name, usage in after.items():
@@ -156,7 +157,7 @@ async def run(options: Options, directory: Path) -> Result:
         transport=options.transport,
         relayed=True,
         relayed_control=True,
-        forked=False,
+        forked=options.forked,
     )
     try:
         cluster.start()
@@ -184,9 +185,7 @@ async def storm(options: Options, cluster: Cluster, client: Client, oracle: Orac
     await asyncio.sleep(ends_at - time.monotonic())
     score = await load.stop()
     held = await what_is_held(cluster)
-    return Result(
-        score, chaos.num_faults, chaos.recoveries_s, held or leaks(cluster, before, cluster.usage())
-    )
+    return Result(score, chaos.num_faults, chaos.recoveries_s, held or leaks(before, cluster.usage()))
 
 
 async def warm_up(client: Client, cases: Sequence[Case]) -> None:
