@@ -1,15 +1,11 @@
-"""The decode worker's side of transfers.
+"""The decode worker's side of transfers: from an offer to a sequence whose blocks are here.
 
-The life of an incoming transfer:
-
-    WAITING   offered, no room yet; in the queue, in order of arrival
-    OPEN      blocks reserved, Accept sent; payloads land in them
-    ENDED     adopted by the engine (Landed), or given up (Refuse, Failed, Cancel, connection lost)
-
+A transfer's life is told in ``kv_transfer.incoming``, how a prefill worker is heard in ``kv_transfer.peer``.
 Only blocks of an OPEN transfer are ever written, only by the connection that opened it, each once: whatever
 else arrives is skipped and counted. The reservation goes back to the pool when no payload is being written
 into it any more, so a transfer given up in the middle of a payload ends when that payload does. Runs in one
-event loop."""
+event loop.
+"""
 
 import asyncio
 import logging
@@ -24,30 +20,26 @@ from common.config import TransferConfig
 from common.messages import (
     Accept,
     Blocks,
-    Cancel,
     Credit,
     Failed,
     Handover,
-    Hello,
     Landed,
     Layout,
     MessageError,
     Offer,
-    Ping,
     Refuse,
-    Refused,
-    Welcome,
     WorkerError,
 )
 from common.roster import Reservation
 from common.sequence import SequenceKey
 from kv_transfer import transport
 from kv_transfer.checksum import checksum
+from kv_transfer.incoming import Incoming, Phase
+from kv_transfer.peer import Incompatible, Peer
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 1024  # offers without room; more are refused as overloaded
-OUTBOX = 4096  # answers not yet sent to one peer; a peer that reads none of them is cut off
 
 
 class BlockSink(Protocol):
@@ -69,23 +61,6 @@ class BlockSink(Protocol):
     def cancel(self, reservation: Reservation) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class _Incoming:
-    offer: Offer
-    peer: "_Peer"
-    num_blocks: int
-    deadline: float
-    reservation: Reservation | None = None
-    received: set[int] = field(default_factory=set)
-    landing: bool = False  # a payload is being written into the reservation
-    ended: bool = False
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def key(self) -> SequenceKey:
-        return SequenceKey(self.offer.request_id, self.offer.attempt)
-
-
 @dataclass(slots=True)
 class ReceiverCounters:
     num_landed: int = 0
@@ -96,7 +71,8 @@ class ReceiverCounters:
 
 
 class Receiver:
-    """Takes prompts in. ``adopt`` passes a landed sequence to the engine and may raise ``Refusal``."""
+    """Takes prompts in. ``adopt`` is given each landed sequence with its reservation, which is its own from
+    then on; what becomes of the sequence is told to its proxy, not to its sender."""
 
     def __init__(
         self,
@@ -115,8 +91,8 @@ class Receiver:
         self._layout = layout
         self._block_bytes = block_bytes
         self._adopt = adopt
-        self._transfers: dict[str, _Incoming] = {}
-        self._waiting: deque[_Incoming] = deque()
+        self._transfers: dict[str, Incoming] = {}
+        self._waiting: deque[Incoming] = deque()
 
     @property
     def num_open(self) -> int:
@@ -125,9 +101,14 @@ class Receiver:
 
     async def serve(self, connection: transport.Connection) -> None:
         """Handle one peer until its connection ends; a ``ConnectionHandler``."""
-        peer = _Peer(self, connection)
+        peer = Peer(connection)
         try:
-            await peer.run()
+            async with asyncio.timeout(self._config.stall_timeout_s):
+                await peer.greet(self._incarnation, self._layout)
+            await peer.run(self)
+        except* Incompatible as group:
+            self.counters.num_fenced["incompatible"] += 1
+            log.warning("prefill worker at %s refused: %s", connection.peer, group.exceptions[0])
         except* OSError as group:
             log.info("prefill worker at %s left: %s", connection.peer, group.exceptions[0])
         except* MessageError as group:
@@ -149,13 +130,13 @@ class Receiver:
         free."""
         while self._waiting:
             incoming = self._waiting[0]
-            if not incoming.ended and not self._try_accept(incoming):
+            if incoming.phase is Phase.WAITING and not self._try_accept(incoming):
                 return
             self._waiting.popleft()
 
     # What a peer says
 
-    def _offered(self, peer: "_Peer", offer: Offer) -> None:
+    def offered(self, peer: Peer, offer: Offer) -> None:
         if offer.transfer_id in self._transfers or offer.num_tokens < 1 or offer.deadline_s <= 0:
             self.counters.num_fenced["offer"] += 1
             return peer.say(Refuse(offer.transfer_id, WorkerError("invalid", "repeated or empty offer")))
@@ -163,205 +144,127 @@ class Receiver:
             code: messages.ErrorCode = "draining" if self.draining else "overloaded"
             return self._refuse(peer, offer, WorkerError(code, f"decode worker is {code}"))
         num_blocks = -(-offer.num_tokens // self._layout.block_size)
-        incoming = _Incoming(offer, peer, num_blocks, time.monotonic() + offer.deadline_s)
+        incoming = Incoming(offer, peer, num_blocks, time.monotonic() + offer.deadline_s)
         self._transfers[offer.transfer_id] = incoming
         if self._waiting or not self._try_accept(incoming):
             self._waiting.append(incoming)
-            self._set_timer(
-                incoming, offer.deadline_s, WorkerError("deadline", "no room before the deadline")
-            )
+            self._set_timer(incoming, "no room before the deadline")
 
-    def _try_accept(self, incoming: _Incoming) -> bool:
-        """Reserve and accept, or refuse for good; False: no room yet."""
-        offer = incoming.offer
-        try:
-            incoming.reservation = self._sink.reserve(offer.num_tokens, offer.block_hashes)
-        except messages.Refusal as refusal:
-            self._end(incoming)
-            self._refuse(incoming.peer, offer, refusal.error)
-            return True
-        if incoming.reservation is None:
-            return False
-        skip = incoming.reservation.num_cached_blocks
-        incoming.received.update(range(skip))
-        credit = max(1, self._config.credit_bytes // self._block_bytes)
-        incoming.peer.say(Accept(offer.transfer_id, skip, credit))
-        # The prompt may still be queued or computing over there: only the deadline bounds the time to the
-        # first block.
-        self._set_timer(
-            incoming, incoming.deadline - time.monotonic(), WorkerError("deadline", "transfer took too long")
-        )
-        return True
-
-    async def _land(self, peer: "_Peer", message: Blocks, num_bytes: int) -> None:
+    async def land(self, peer: Peer, message: Blocks, num_bytes: int) -> None:
         """Write a run of blocks where it belongs; anything unexpected is skipped and counted."""
         incoming = self._open_transfer(peer, message.transfer_id)
         if incoming is None:
             self.counters.num_fenced["no open transfer"] += 1
             return
-        run = range(message.first, message.first + message.count)
-        assert incoming.reservation is not None
-        if (
-            message.count < 1
-            or message.first < 0
-            or run.stop > incoming.num_blocks
-            or num_bytes != len(run) * self._block_bytes
-        ):
-            return self._fence(incoming, "wrong extent")
-        if not incoming.received.isdisjoint(run):
-            return self._fence(incoming, "repeated")
-        views = self._sink.landing_views(incoming.reservation, message.first, message.count)
+        if (fault := incoming.fault_of_blocks(message, num_bytes, self._block_bytes)) is not None:
+            return self._fence(incoming, fault)
+        reservation = incoming.reservation
+        assert reservation is not None
+        views = self._sink.landing_views(reservation, message.first, message.count)
         incoming.landing = True
         try:
             await peer.connection.receive_payload(views)
         finally:
             incoming.landing = False
-            if incoming.ended:
-                self._sink.cancel(incoming.reservation)
-                self.admit_waiting()
-        if incoming.ended:
+            if incoming.phase is Phase.ENDED:
+                self._give_room_back(reservation)
+        if incoming.phase is Phase.ENDED:
             return
         if message.checksum is not None and checksum(views) != message.checksum:
             return self._fence(incoming, "checksum")
-        self._sink.landed(incoming.reservation, message.first, message.count, views)
+        self._sink.landed(reservation, message.first, message.count, views)
         self.counters.received_bytes += num_bytes
-        incoming.received.update(run)
+        incoming.received.update(range(message.first, message.first + message.count))
         peer.say(Credit(message.transfer_id, len(incoming.received)))
 
-    def _take_over(self, peer: "_Peer", handover: Handover) -> None:
+    def take_over(self, peer: Peer, handover: Handover) -> None:
         incoming = self._open_transfer(peer, handover.transfer_id)
         if incoming is None:
             self.counters.num_fenced["no open transfer"] += 1
             return
-        generate, offer = handover.generate, incoming.offer
-        if (generate.request_id, generate.attempt, len(generate.token_ids)) != (
-            offer.request_id,
-            offer.attempt,
-            offer.num_tokens,
-        ) or not handover.token_ids:
-            return self._fence(incoming, "handover differs from its offer")
-        if len(incoming.received) != incoming.num_blocks:
-            return self._fence(incoming, "handover before all blocks")
+        if (fault := incoming.fault_of_handover(handover)) is not None:
+            return self._fence(incoming, fault)
         assert incoming.reservation is not None
-        try:
-            self._adopt(incoming.reservation, handover)
-        except messages.Refusal as refusal:
-            return self._fail(incoming, refusal.error, refusal.error.code)
+        self._adopt(incoming.reservation, handover)  # first: what is under way here is always somewhere
         self._end(incoming)
         self.counters.num_landed += 1
         peer.say(Landed(handover.transfer_id))
 
-    def _cancelled(self, peer: "_Peer", transfer_id: str) -> None:
+    def cancelled(self, peer: Peer, transfer_id: str) -> None:
         incoming = self._transfers.get(transfer_id)
         if incoming is not None and incoming.peer is peer:
             self._give_up(incoming, "cancelled")
 
-    def _open_transfer(self, peer: "_Peer", transfer_id: str) -> _Incoming | None:
+    def _open_transfer(self, peer: Peer, transfer_id: str) -> Incoming | None:
         incoming = self._transfers.get(transfer_id)
-        if incoming is None or incoming.peer is not peer or incoming.reservation is None:
+        if incoming is None or incoming.peer is not peer or incoming.phase is not Phase.OPEN:
             return None
         return incoming
 
-    def _lost(self, peer: "_Peer") -> None:
+    def _lost(self, peer: Peer) -> None:
         for incoming in [t for t in self._transfers.values() if t.peer is peer]:
-            if not incoming.ended:  # as when it found room by the end of another, and was refused for good
+            # The end of one may have found room for another of them, and had it refused for good.
+            if incoming.phase is not Phase.ENDED:
                 self._give_up(incoming, "connection lost")
+
+    # How a transfer opens
+
+    def _try_accept(self, incoming: Incoming) -> bool:
+        """Reserve and accept, or refuse for good; False: no room yet."""
+        offer = incoming.offer
+        try:
+            reservation = self._sink.reserve(offer.num_tokens, offer.block_hashes)
+        except messages.Refusal as refusal:
+            self._end(incoming)
+            self._refuse(incoming.peer, offer, refusal.error)
+            return True
+        if reservation is None:
+            return False
+        incoming.open(reservation)
+        credit = max(1, self._config.credit_bytes // self._block_bytes)
+        incoming.peer.say(Accept(offer.transfer_id, reservation.num_cached_blocks, credit))
+        # The prompt may still be computing over there: only the deadline bounds the time to the first block.
+        self._set_timer(incoming, "transfer took too long")
+        return True
 
     # How a transfer ends
 
-    def _fence(self, incoming: _Incoming, cause: str) -> None:
+    def _fence(self, incoming: Incoming, cause: str) -> None:
         """Data that cannot be right: count it and give the transfer up, the sender's next attempt starts
         clean."""
         self.counters.num_fenced[cause] += 1
         self._fail(incoming, WorkerError("peer_lost", f"transfer refused: {cause}"), cause)
 
-    def _fail(self, incoming: _Incoming, error: WorkerError, cause: str) -> None:
+    def _fail(self, incoming: Incoming, error: WorkerError, cause: str) -> None:
         incoming.peer.say(Failed(incoming.offer.transfer_id, error))
         self._give_up(incoming, cause)
 
-    def _give_up(self, incoming: _Incoming, cause: str) -> None:
+    def _give_up(self, incoming: Incoming, cause: str) -> None:
         self.counters.num_failed[cause] += 1
         self._end(incoming)
-        if incoming.reservation is not None and not incoming.landing:
-            self._sink.cancel(incoming.reservation)
+        if incoming.reservation is None or incoming.landing:
+            return  # nothing to give back, or not before the payload under way has been written
+        self._give_room_back(incoming.reservation)
+
+    def _give_room_back(self, reservation: Reservation) -> None:
+        self._sink.cancel(reservation)
         self.admit_waiting()
 
-    def _end(self, incoming: _Incoming) -> None:
-        incoming.ended = True
+    def _end(self, incoming: Incoming) -> None:
+        incoming.phase = Phase.ENDED
         if incoming.timer is not None:
             incoming.timer.cancel()
         del self._transfers[incoming.offer.transfer_id]
 
-    def _refuse(self, peer: "_Peer", offer: Offer, error: WorkerError) -> None:
+    def _refuse(self, peer: Peer, offer: Offer, error: WorkerError) -> None:
         self.counters.num_refused[error.code] += 1
         peer.say(Refuse(offer.transfer_id, error))
 
-    def _set_timer(self, incoming: _Incoming, delay_s: float, error: WorkerError) -> None:
+    def _set_timer(self, incoming: Incoming, text: str) -> None:
+        """What happens at the deadline."""
         if incoming.timer is not None:
             incoming.timer.cancel()
+        delay_s = max(0.0, incoming.deadline - time.monotonic())
+        error = WorkerError("deadline", text)
         loop = asyncio.get_running_loop()
-        incoming.timer = loop.call_later(max(0.0, delay_s), self._fail, incoming, error, error.code)
-
-
-class _Peer:
-    """One connected prefill worker: greets it, hears its messages, sends the answers."""
-
-    def __init__(self, receiver: Receiver, connection: transport.Connection) -> None:
-        self.connection = connection
-        self._receiver = receiver
-        self._outbox: asyncio.Queue[messages.Transfer] = asyncio.Queue(OUTBOX)
-        self._overrun = False
-
-    def say(self, message: messages.Transfer) -> None:
-        """Queue an answer; a peer that leaves its answers unread is cut off by the receive loop's next
-        turn."""
-        try:
-            self._outbox.put_nowait(message)
-        except asyncio.QueueFull:
-            self._overrun = True
-
-    async def run(self) -> None:
-        async with asyncio.timeout(self._receiver._config.stall_timeout_s):
-            await self._greet()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hear())
-            tasks.create_task(self._answer())
-
-    async def _greet(self) -> None:
-        header, _ = await self.connection.receive()
-        hello = messages.decode_transfer(header)
-        if not isinstance(hello, Hello):
-            raise MessageError(f"expected Hello, got {type(hello).__name__}")
-        receiver = self._receiver
-        reason = receiver._layout.difference(hello.layout)
-        if hello.expected_incarnation != receiver._incarnation:
-            reason = f"incarnation: {receiver._incarnation} here, {hello.expected_incarnation} expected"
-        if reason is not None:
-            receiver.counters.num_fenced["incompatible"] += 1
-            await self.connection.send(messages.encode(Refused(reason)))
-            await self.connection.receive()  # the peer closes once it has read the reason
-            raise ConnectionError(f"incompatible prefill worker: {reason}")
-        await self.connection.send(messages.encode(Welcome(receiver._incarnation)))
-
-    async def _answer(self) -> None:
-        while True:
-            await self.connection.send(messages.encode(await self._outbox.get()))
-
-    async def _hear(self) -> None:
-        receiver = self._receiver
-        while not self._overrun:
-            header, num_bytes = await self.connection.receive()
-            match messages.decode_transfer(header):
-                case Offer() as offer:
-                    receiver._offered(self, offer)
-                case Blocks() as blocks:
-                    await receiver._land(self, blocks, num_bytes)
-                case Handover() as handover:
-                    receiver._take_over(self, handover)
-                case Cancel(transfer_id=transfer_id):
-                    receiver._cancelled(self, transfer_id)
-                case Ping():
-                    pass
-                case other:
-                    raise MessageError(f"unexpected {type(other).__name__} from a prefill worker")
-        raise ConnectionError("peer does not read its answers")
+        incoming.timer = loop.call_later(delay_s, self._fail, incoming, error, error.code)

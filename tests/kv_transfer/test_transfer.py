@@ -112,15 +112,12 @@ class Pair:
         self.p, self.d = Memory(256), Memory(decode_blocks)
         self.adopted: dict[str, tuple[Reservation, Handover]] = {}
         self.outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
-        self.refuse_adoption: Refusal | None = None
         self.receiver = Receiver(self.d, config, "d1", LAYOUT, BLOCK_BYTES, self.adopt)
         self.sender = Sender(self.p, config, "p1", LAYOUT, BLOCK_BYTES, self.outcomes.put_nowait)
         self.address = f"inproc://pair-{next(names)}"
         self.target = DecodeTarget(self.address, "d1")
 
     def adopt(self, held: Reservation, handover: Handover) -> None:
-        if self.refuse_adoption is not None:
-            raise self.refuse_adoption
         self.adopted[handover.generate.request_id] = (held, handover)
 
     def send_all(self, generate: Generate, sequence: Sequence) -> None:
@@ -265,16 +262,6 @@ async def test_an_abort_at_the_receiver_fails_the_transfer_at_the_sender() -> No
         assert pair.receiver.abort(sequence.key, "aborted")
         error = (await pair.outcome()).error
         assert error is not None and len(pair.d.free) == pair.d.num_blocks
-
-
-async def test_a_refused_adoption_fails_the_transfer_and_frees_both_sides() -> None:
-    async with running(Pair()) as pair:
-        pair.refuse_adoption = Refusal("overloaded", "no place")
-        generate, sequence = pair.p.prompt("a", 30, pair.target)
-        pair.send_all(generate, sequence)
-        error = (await pair.outcome()).error
-        assert error is not None and error.code == "overloaded"
-        assert len(pair.d.free) == pair.d.num_blocks
 
 
 async def test_a_draining_receiver_refuses_new_offers() -> None:
