@@ -155,7 +155,7 @@ async def run(options: Options, directory: Path) -> Result:
         decode=2,
         options=["--num-blocks=256", "--max-num-seqs=16", "--max-model-len=1024"],
         transport=options.transport,
-        relayed=True,
+        relayed=options.transport == "zmq",
         relayed_control=True,
         forked=options.forked,
     )
@@ -175,8 +175,14 @@ async def storm(options: Options, cluster: Cluster, client: Client, oracle: Orac
     await warm_up(client, cases)
     await cluster.quiet()
     before = cluster.usage()
+    kinds = schedule.OTHERS if options.transport == "zmq" else schedule.WITHOUT_RELAY
     faults = schedule.draw(
-        options.seed, options.seconds, cluster.workers_named, options.kill_every_s, options.others_every_s
+        options.seed,
+        options.seconds,
+        cluster.workers_named,
+        options.kill_every_s,
+        options.others_every_s,
+        kinds,
     )
     chaos = Chaos(cluster, client, Case(tuple(b"are you there?"), 2))
     load = Load(client, oracle, cases, mix, options.num_clients, options.seed)

@@ -24,17 +24,25 @@ class Fault(NamedTuple):
 
 
 LASTS_S = {Kind.STOP: (0.3, 3.0), Kind.FLIP: (0.5, 2.0), Kind.SLOW: (0.5, 2.0), Kind.STALL: (0.5, 4.0)}
-OTHERS = (Kind.STOP, Kind.CUT, Kind.CUT_CONTROL, Kind.FLIP, Kind.SLOW, Kind.STALL)
+WITHOUT_RELAY = (Kind.STOP, Kind.CUT_CONTROL)  # where transfers do not go by a relay
+OTHERS = (*WITHOUT_RELAY, Kind.CUT, Kind.FLIP, Kind.SLOW, Kind.STALL)
 
 
 def draw(
-    seed: int, seconds: float, workers: Sequence[str], kill_every_s: float, others_every_s: float
+    seed: int,
+    seconds: float,
+    workers: Sequence[str],
+    kill_every_s: float,
+    others_every_s: float,
+    kinds: Sequence[Kind] = OTHERS,
 ) -> list[Fault]:
     """Kills at a steady pace, in turns that leave no worker out, and between them the other kinds by chance.
     Nothing starts in the last fifth of the time."""
     source = random.Random(seed)
     end = 0.8 * seconds
-    return sorted(_kills(source, end, workers, kill_every_s) + _others(source, end, workers, others_every_s))
+    kills = _kills(source, end, workers, kill_every_s)
+    others = _others(source, end, workers, others_every_s, kinds)
+    return sorted(kills + others, key=lambda fault: fault.at_s)
 
 
 def _kills(source: random.Random, end: float, workers: Sequence[str], every_s: float) -> list[Fault]:
@@ -47,13 +55,14 @@ def _kills(source: random.Random, end: float, workers: Sequence[str], every_s: f
     return kills
 
 
-def _others(source: random.Random, end: float, workers: Sequence[str], every_s: float) -> list[Fault]:
+def _others(
+    source: random.Random, end: float, workers: Sequence[str], every_s: float, kinds: Sequence[Kind]
+) -> list[Fault]:
     faults: list[Fault] = []
     at = source.expovariate(1 / every_s)
     while at < end:
-        kind = source.choice(OTHERS)
-        needs_relay = kind not in (Kind.STOP, Kind.CUT_CONTROL)
-        targets = [name for name in workers if name.startswith("d")] if needs_relay else workers
+        kind = source.choice(kinds)
+        targets = workers if kind in WITHOUT_RELAY else [name for name in workers if name.startswith("d")]
         lasts_s = source.uniform(*LASTS_S[kind]) if kind in LASTS_S else 0.0
         faults.append(Fault(at, kind, source.choice(targets), lasts_s))
         at += source.expovariate(1 / every_s)
