@@ -130,6 +130,7 @@ class ProxyConfig:
     request_timeout_s: float = option(600.0, "deadline of a request that names none")
     max_attempts: int = option(4, "times a request is dispatched before it fails")
     dead_after_s: float = option(2.0, "a worker silent for this long is taken for dead")
+    worker_wait_s: float = option(30.0, "a request waits this long for workers that have gone to come back")
     tool_call_parser: str = option(
         "auto", "how the model writes calls: hermes, qwen3_coder or llama3_json; auto: as its template tells"
     )
@@ -149,6 +150,7 @@ class ProxyConfig:
         require(self.max_queued_requests > 0, "max_queued_requests", "must be at least 1")
         require(self.request_timeout_s > 0, "request_timeout_s", "must be positive")
         require(self.dead_after_s > 0, "dead_after_s", "must be positive")
+        require(self.worker_wait_s >= 0, "worker_wait_s", "must not be negative")
         parsers = ("auto", "hermes", "qwen3_coder", "llama3_json")
         require(self.tool_call_parser in parsers, "tool_call_parser", f"must be one of {', '.join(parsers)}")
         parsers = ("auto", "none", "deepseek_r1", "qwen3")

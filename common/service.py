@@ -149,8 +149,9 @@ class Service:
             try:
                 self._hear(channel, await channel.receive())
             except ConnectionError as error:
-                logger.warning("%s", error)
-                self._abort_all(channel, "proxy lost")
+                num_aborted = self._abort_all(channel, "proxy lost")
+                level = logging.WARNING if num_aborted else logging.INFO  # a proxy that stops is no trouble
+                logger.log(level, "%s; %d of its requests are aborted", error, num_aborted)
 
     def _hear(self, channel: ProxyChannel, message: ToWorker) -> None:
         match message:
@@ -178,10 +179,12 @@ class Service:
         except Refusal as refusal:
             self.fail(key, refusal.error)
 
-    def _abort_all(self, channel: ProxyChannel, reason: str) -> None:
-        for key in [key for key, owner in self._owners.items() if owner is channel]:
+    def _abort_all(self, channel: ProxyChannel, reason: str) -> int:
+        keys = [key for key, owner in self._owners.items() if owner is channel]
+        for key in keys:
             del self._owners[key]
             self._role.abort(key, reason)
+        return len(keys)
 
     async def _heartbeat(self) -> None:
         """Status on a timer and whenever ``drain`` asks; ends when a drain is complete."""

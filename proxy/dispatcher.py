@@ -37,7 +37,6 @@ from proxy.worker import Worker
 # While messages wait, receive returns at once: others get their turn after this many of them. The more there
 # are, the more tokens share a chunk when this process is behind; when it is not, none ever wait.
 MESSAGES_A_TURN = 16
-WAIT_FOR_WORKERS_S = 10.0  # for others, by a request that has lost its workers or comes when all are lost
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +50,7 @@ class Dispatcher:
         metrics: Metrics,
         incarnation: str,
         max_attempts: int,
+        worker_wait_s: float,
     ) -> None:
         self.registry = registry
         self.incarnation = incarnation
@@ -58,6 +58,7 @@ class Dispatcher:
         self._policy = policy
         self._metrics = metrics
         self._max_attempts = max_attempts
+        self._worker_wait_s = worker_wait_s
         self._attempts: dict[str, Attempt] = {}  # under way, by request id
         self._aborted_again = Recent()
         self._workers_changed = asyncio.Event()
@@ -140,7 +141,7 @@ class Dispatcher:
         not been away for long. Raises RequestFailed."""
         loop = asyncio.get_running_loop()
         missed_since = loop.time() if request.num_attempts else self._served_at
-        patience = min(request.deadline, missed_since + WAIT_FOR_WORKERS_S)
+        patience = min(request.deadline, missed_since + self._worker_wait_s)
         while True:
             choice = self._policy(self.registry.snapshot(), request.need)
             if choice is not None and request.has_overloaded(choice):

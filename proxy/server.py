@@ -61,7 +61,9 @@ def control_address(config: ProxyConfig) -> str:
 def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Frontend:
     registry = Registry(config.dead_after_s, model.fingerprint, config.prefill_fallback)
     metrics = Metrics(registry)
-    dispatcher = Dispatcher(channel, registry, least_loaded, metrics, uuid.uuid4().hex, config.max_attempts)
+    dispatcher = Dispatcher(
+        channel, registry, least_loaded, metrics, uuid.uuid4().hex, config.max_attempts, config.worker_wait_s
+    )
     return Frontend(config, model, registry, dispatcher, metrics)
 
 

@@ -12,7 +12,6 @@ import pytest
 from common.config import ProxyConfig
 from common.messages import Generate, Role, WorkerError
 from proxy import attempt as attempt_module
-from proxy import dispatcher as dispatcher_module
 from proxy.served_model import ServedModel
 from tests.proxy.conftest import System, system_of
 from tests.proxy.scripted import LAYOUT, LOAD, WAIT_S, Script, ScriptedWorker, speaks
@@ -335,14 +334,12 @@ async def test_a_request_waits_for_a_worker_that_has_just_gone(system: System) -
     assert (await asking).json()["choices"][0]["text"] == TEXT.decode()
 
 
-async def test_a_request_waits_in_vain_for_a_bounded_time(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatcher_module, "WAIT_FOR_WORKERS_S", 0.3)
-    worker = await system.worker("decode", silence)
-    worker.close()
-    await worker.until(lambda: not system.frontend.registry.serves)
-    assert (await complete(system)).status_code == 503
+async def test_a_request_waits_in_vain_for_a_bounded_time(model: ServedModel) -> None:
+    async with system_of(model, ProxyConfig(worker_wait_s=0.3)) as system:
+        worker = await system.worker("decode", silence)
+        worker.close()
+        await worker.until(lambda: not system.frontend.registry.serves)
+        assert (await complete(system)).status_code == 503
 
 
 async def test_a_prefill_worker_alone_serves_nobody(system: System) -> None:
@@ -517,7 +514,7 @@ async def test_load_reported_by_workers_decides(system: System) -> None:
 
 
 async def test_without_fallback_requests_wait_for_no_prefill_worker(model: ServedModel) -> None:
-    async with system_of(model, ProxyConfig(prefill_fallback=False)) as system:
+    async with system_of(model, ProxyConfig(prefill_fallback=False, worker_wait_s=0.3)) as system:
         prefill, decode = await pair(system)
         assert await text_of(system) == TEXT.decode()
         prefill.close()
