@@ -101,6 +101,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "baton_rms_norm": (None, [P, P, P, I, c_float, L, L, P, P]),
     "baton_rotary": (None, [P, L, P, I, P, P, L, I, I]),
     "baton_silu_mul": (None, [P, P, I, L, L]),
+    "baton_probe_read": (c_float, [P, L]),
+    "baton_probe_floats": (L, [L]),
+    "baton_probe_bf16": (L, [L]),
     "baton_forward": (None, [POINTER(Decoder), POINTER(Step)]),
     "baton_store_kv": (None, [P, L, P, L, I, P, L, I, P, L, I, I, I]),
 }

@@ -34,26 +34,41 @@ INLINE vf vexp2_coarse(vf x)
     return _mm512_scalef_ps(y, vsub(x, f));
 }
 
+INLINE __m512i load_dims(const uint16_t *p, long d, long head_dim)
+{
+    long rest = head_dim - d;
+    return rest >= 32 ? _mm512_loadu_si512(p + d) : _mm512_maskz_loadu_epi16(rest > 0 ? (1u << rest) - 1 : 0, p + d);
+}
+
+/* 32 dimensions of a query in bf16, as they lie in a register. */
+INLINE vf query_dims(const struct attention *a, const void *q, long d)
+{
+    uint16_t dims[32] = {0};
+    if (a->q.dtype == BF16)
+        return _mm512_castsi512_ps(load_dims(q, d, a->head_dim));
+    for (long j = 0; j < 32 && d + j < a->head_dim; j += W)
+        vstore_bf16(dims + j, vload_at(q, d + j, a->head_dim, (enum dtype)a->q.dtype));
+    return _mm512_loadu_ps(dims);
+}
+
 static void load_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile, int64_t first)
 {
     const struct attention *a = job->a;
-    int64_t count = min_int(16, job->first_row + job->num_rows - first);
+    int count = (int)min_int(16, job->first_row + job->num_rows - first);
+    const void *q[16];
+    for (int i = 0; i < count; i++)
+        q[i] = head_of_row(job, &a->q, first + i);
     for (long d = 0; d < h->dims; d += 32) {
         vf r[16];
-        for (int i = 0; i < 16; i++) {
-            uint16_t row[32] = {0};
-            for (long j = 0; i < count && j < 32 && d + j < a->head_dim; j += W)
-                vstore_bf16(row + j, vload_at(head_of_row(job, &a->q, first + i), d + j, a->head_dim,
-                                              (enum dtype)a->q.dtype));
-            r[i] = _mm512_loadu_ps(row);
-        }
+        for (int i = 0; i < 16; i++)
+            r[i] = i < count ? query_dims(a, q[i], d) : vset(0);
         transpose(r);
         for (int i = 0; i < 16; i++)
             vstore((float *)(tile->q + d * 16) + i * 16, r[i]);
     }
     memset(tile->out, 0, sizeof(float) * 16 * (size_t)h->dims);
     for (int i = 0; i < 16; i++) {
-        int64_t position = position_of(job, first + min_int(i, count - 1));
+        int64_t position = position_of(job, first + (i < count ? i : count - 1));
         tile->position[i] = (float)position;
         tile->lowest[i] = (float)lowest_position(job, position);
         tile->highest[i] = LOWEST;
@@ -61,12 +76,6 @@ static void load_rows16(const struct job_of_head *job, const struct head_tiles *
     }
     tile->first_position = position_of(job, first);
     tile->last_position = position_of(job, first + count - 1);
-}
-
-INLINE __m512i load_dims(const uint16_t *p, long d, long head_dim)
-{
-    long rest = head_dim - d;
-    return rest >= 32 ? _mm512_loadu_si512(p + d) : _mm512_maskz_loadu_epi16(rest > 0 ? (1u << rest) - 1 : 0, p + d);
 }
 
 static void fetch_keys(const struct job_of_head *job, const struct head_tiles *h, const struct chunk *chunk)
@@ -222,9 +231,10 @@ static void store_rows16(const struct job_of_head *job, const struct head_tiles 
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int r = 0; r < 16 && first + r < job->first_row + job->num_rows; r++) {
         void *to = head_of_row(job, &a->out, first + r);
-        vf sum = vset(tile->sum[r]);
+        vf inverse = vset(1.0f / tile->sum[r]);
         for (long d = 0; d < a->head_dim; d += 32) { /* back from the order of fetch_values */
-            vf x = vdiv(vload(tile->out + r * h->dims + d), sum), y = vdiv(vload(tile->out + r * h->dims + d + 16), sum);
+            vf x = vmul(vload(tile->out + r * h->dims + d), inverse);
+            vf y = vmul(vload(tile->out + r * h->dims + d + 16), inverse);
             vstore_at(to, d, a->head_dim, _mm512_permutex2var_ps(x, low, y), dtype);
             if (d + 16 < a->head_dim)
                 vstore_at(to, d + 16, a->head_dim, _mm512_permutex2var_ps(x, high, y), dtype);

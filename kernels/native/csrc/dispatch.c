@@ -143,3 +143,18 @@ void baton_store_kv(void *k, int64_t k_stride, void *v, int64_t v_stride, int dt
     struct rows keys = {k, k_stride, dtype}, values = {v, v_stride, dtype};
     active->store_kv(&keys, &values, cache, cache_stride, cache_dtype, slots, num_rows, num_kv_heads, block_size, head_dim);
 }
+
+float baton_probe_read(const void *data, int64_t bytes)
+{
+    return active->probe_read(data, bytes);
+}
+
+int64_t baton_probe_floats(int64_t rounds)
+{
+    return active->probe_floats(rounds);
+}
+
+int64_t baton_probe_bf16(int64_t rounds)
+{
+    return active->probe_bf16(rounds);
+}

@@ -17,6 +17,8 @@
 
 #include "attention.c"
 
+#include "probe.c"
+
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define TEXT_(a) #a
@@ -44,4 +46,7 @@ const struct kernels JOIN(kernels_, ISA_NAME) = {
     .store_kv = store_kv,
     .embed = embed,
     .add = add,
+    .probe_read = probe_read,
+    .probe_floats = probe_floats,
+    .probe_bf16 = probe_bf16,
 };
