@@ -7,13 +7,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TORCH := 2.13.0
 ARGS ?=
+SECONDS ?= 60
+SEED ?= 1
 
 .DELETE_ON_ERROR:
-.PHONY: help venv model serve test lint format bench-transfer clean
+.PHONY: help venv model serve test chaos lint format bench-transfer clean
 
 help:
 	@echo 'make serve           set up and serve a model on http://127.0.0.1:8000 (ARGS="--port 9000" adds options)'
 	@echo 'make test            set up and run all tests (ARGS="-k pool" adds options)'
+	@echo 'make chaos           random faults under load (SECONDS=600 SEED=1), judged by an oracle'
 	@echo 'make venv            set up only: .venv with Baton and its tools, .venv/bin/baton'
 	@echo 'make lint            ruff and mypy --strict'
 	@echo 'make format          rewrite the code as lint wants it, and docs/configuration.md'
@@ -52,6 +55,9 @@ serve: venv
 
 test: venv model
 	@$(BIN)/python -m pytest $(ARGS)
+
+chaos: venv
+	@$(BIN)/python -m tests.faults.chaos --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 lint: venv
 	@$(BIN)/ruff check .
