@@ -9,7 +9,8 @@ The proxy binds one ROUTER. A worker connects one DEALER to each proxy, and the 
 
 Each session has a routing id and a socket of its own, so nothing of one session leaks into the next. Both
 sides follow one rule: **when a session is lost, every request of that proxy on that worker is void.** Its
-messages arrive whole and in order, or it is lost; nothing is dropped in silence.
+messages arrive whole and in order, or it is lost; nothing is dropped in silence. A message is two frames,
+plain MessagePack and its digest: one that was damaged ends the session.
 
 A second Welcome within a session says that the proxy had given the worker up (it was silent) and has it back:
 what was before is void too.
@@ -37,6 +38,7 @@ from common.messages import (
     decode_to_worker,
     encode,
 )
+from common.seal import is_whole, seal
 
 PING_INTERVAL_S = 0.5
 MAX_QUEUED_MESSAGES = 1000  # per peer and direction, on each side
@@ -77,6 +79,28 @@ def _send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> None:
     cast("asyncio.Future[None]", socket.send_multipart(frames, flags=zmq.DONTWAIT)).result()
 
 
+def _sealed(message: ToWorker | ToProxy) -> list[bytes]:
+    data = encode(message)
+    return [data, seal(data)]
+
+
+def _opened(frames: list[bytes]) -> bytes:
+    """Raises MessageError for anything but a message and its digest."""
+    if len(frames) != 2:
+        raise MessageError(f"{len(frames)} frames instead of a message and its digest")
+    if not is_whole(*frames):
+        raise MessageError("a message was damaged on its way")
+    return frames[0]
+
+
+class SessionBroken(ConnectionError):
+    """What came from ``peer`` is no message: nothing that it says in this session can be relied on."""
+
+    def __init__(self, peer: Peer, reason: str) -> None:
+        super().__init__(f"worker {peer!r}: {reason}")
+        self.peer = peer
+
+
 class Recent:
     """The last thousand things added: strangers may invent ids without end."""
 
@@ -115,23 +139,22 @@ class WorkerChannel:
         self.address = self._socket.get_string(zmq.LAST_ENDPOINT)
 
     async def receive(self) -> tuple[Peer, ToProxy]:
-        """The next well-formed message of any worker; others are counted and dropped. A peer that ``send``
+        """The next message of any worker. Raises SessionBroken when what came is none. A peer that ``send``
         found gone is not heard again, though some of what it said may still be in the queue."""
         while True:
             peer, *frames = await self._socket.recv_multipart()
             if peer in self._gone:
                 continue
             try:
-                if len(frames) != 1:
-                    raise MessageError(f"{len(frames)} frames instead of 1")
-                return peer, decode_to_proxy(frames[0])
+                return peer, decode_to_proxy(_opened(frames))
             except MessageError as error:
                 self._complain(peer, error)
+                raise SessionBroken(peer, str(error)) from error
 
     def send(self, peer: Peer, message: ToWorker) -> None:
         """Queue ``message``; raises ConnectionError when the peer is gone or does not read. Never waits."""
         try:
-            _send_now(self._socket, [peer, encode(message)])
+            _send_now(self._socket, [peer, *_sealed(message)])
         except zmq.Again:
             raise ConnectionError(f"worker {peer!r} does not read: its queue is full") from None
         except zmq.ZMQError as error:
@@ -155,7 +178,7 @@ class WorkerChannel:
         if peer in self._complained:
             return
         self._complained.add(peer)
-        logger.warning("worker %r: %s; this and later ones are dropped", peer[:80], error)
+        logger.warning("worker %r: %s; later ones are not told of", peer[:80], error)
 
 
 class ProxyChannel:
@@ -202,7 +225,7 @@ class ProxyChannel:
         try:
             if self._socket is None or self._broken:
                 raise zmq.Again
-            _send_now(self._socket, [encode(message)])
+            _send_now(self._socket, _sealed(message))
         except zmq.Again:
             if self.proxy_incarnation is not None and not self._broken:
                 self._broken = f"{MAX_QUEUED_MESSAGES} messages wait unread"
@@ -234,11 +257,11 @@ class ProxyChannel:
                 raise ConnectionError(self._broken)
             if self._socket in ready:
                 try:
-                    frames = await self._socket.recv_multipart()
-                    return decode_to_worker(b"".join(frames))
+                    return decode_to_worker(_opened(await self._socket.recv_multipart()))
                 except MessageError as error:
                     self.num_malformed += 1
-                    logger.warning("proxy %s: %s", self.address, error)
+                    self._broken = str(error)
+                    raise ConnectionError(self._broken) from error
 
     def _patience_ms(self) -> int | None:
         """Time left to hear from the proxy; None outside an open session, when there is nothing to expect."""

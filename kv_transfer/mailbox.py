@@ -8,7 +8,8 @@ What such carriers lack is added here, the same for all of them:
 3. PING on a timer. A peer that was silent for too long is dead, however its socket looks.
 4. BYE with the reason ends the connection, after everything sent before it.
 
-The first part of each message is one byte of kind and the header; further parts are the payload.
+The first part of each message is one byte of kind, the header, and a digest of both; further parts are the
+payload, which whoever sends it guards by itself.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from common.seal import DIGEST_BYTES, is_whole, seal
 from kv_transfer.memory import Buffer, scatter, size_of
 from kv_transfer.transport import MAX_HEADER_BYTES, Limits
 from kv_transfer.window import MIN_WINDOW_BYTES, Window
@@ -39,7 +41,8 @@ class Kind(IntEnum):
 
 
 def headed(kind: Kind, body: bytes = b"") -> bytes:
-    return bytes([kind]) + body
+    head = bytes([kind]) + body
+    return head + seal(head)
 
 
 def greeting(kind: Kind, limits: Limits) -> bytes:
@@ -150,7 +153,10 @@ class MailboxConnection:
         if self._lost is not None or not parts[0]:
             return
         self._silent_ticks = 0
-        kind, body = parts[0][0], bytes(parts[0][1:])
+        head, digest = parts[0][:-DIGEST_BYTES], parts[0][-DIGEST_BYTES:]
+        if not head or not is_whole(head, digest):
+            return self.refuse("a message was damaged on its way, or is not of this protocol")
+        kind, body = head[0], bytes(head[1:])
         if kind == Kind.DATA and self._opened.is_set():
             self._queue(body, parts[1:])
         elif kind == Kind.CREDIT and len(body) == _CREDIT.size:

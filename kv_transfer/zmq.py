@@ -18,6 +18,7 @@ from typing import cast
 
 import zmq
 
+from common.seal import DIGEST_BYTES
 from kv_transfer.acceptor import CLOSE_TIMEOUT_S, Handlers
 from kv_transfer.mailbox import PREFIX_BYTES, Kind, MailboxConnection, farewell, greeting, open_within
 from kv_transfer.memory import Buffer, cut, keep_freed_memory
@@ -225,7 +226,7 @@ def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int)
     raw.sndhwm = raw.rcvhwm = (
         16 + limits.window_bytes // MESSAGE_COST
     )  # never reached by a peer that minds its window
-    raw.maxmsgsize = max(FRAME_BYTES, 1 + MAX_HEADER_BYTES + PREFIX_BYTES)
+    raw.maxmsgsize = max(FRAME_BYTES, 1 + MAX_HEADER_BYTES + PREFIX_BYTES + DIGEST_BYTES)
     raw.handshake_ivl = HANDSHAKE_MS
     # Frees the sockets of hosts that vanished; their connections are long dead by then.
     raw.setsockopt(zmq.TCP_MAXRT, int(limits.silence_timeout_s * 2000))

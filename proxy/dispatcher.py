@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 
-from common.channel import PING_INTERVAL_S, Peer, Recent, WorkerChannel
+from common.channel import PING_INTERVAL_S, Peer, Recent, SessionBroken, WorkerChannel
 from common.messages import (
     Abort,
     DecodeTarget,
@@ -203,8 +203,11 @@ class Dispatcher:
 
     async def _listen(self) -> None:
         for number in itertools.count(1):
-            peer, message = await self._channel.receive()
-            self._hear(peer, message)
+            try:
+                self._hear(*await self._channel.receive())
+            except SessionBroken as broken:
+                # Its next Status opens another session, which tells the worker that this one was void.
+                self._lose(broken.peer, str(broken))
             if number % MESSAGES_A_TURN == 0:
                 await asyncio.sleep(0)
 

@@ -11,8 +11,9 @@ import zmq
 import zmq.asyncio
 
 from common import channel as channel_module
-from common.channel import Peer, ProxyChannel, WorkerChannel
-from common.messages import Abort, BlocksStored, Outputs, Ping, Refused, Tokens, ToWorker, Welcome
+from common.channel import Peer, ProxyChannel, SessionBroken, WorkerChannel
+from common.messages import Abort, BlocksStored, Outputs, Ping, Refused, Tokens, ToWorker, Welcome, encode
+from common.seal import seal
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0
@@ -229,18 +230,46 @@ async def test_a_proxy_that_does_not_read_costs_the_session_and_no_memory(
             assert "unread" in await expect_loss(seen)
 
 
-async def test_malformed_messages_are_counted_and_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"\x80\x04pickle", b"12345678"],
+        [b"a", b"b", b"c"],
+        [b"\xc1" * 100, seal(b"\xc1" * 100)],
+        [b"\x81\xa4type\xa4Boom", seal(b"\x81\xa4type\xa4Boom")],
+        [encode(HELLO)],
+        [encode(HELLO), seal(b"something else")],
+    ],
+)
+async def test_what_is_no_message_breaks_the_session_of_its_sender_alone(frames: list[bytes]) -> None:
     context = zmq.asyncio.Context()
     with listening() as workers, connected(workers.address) as proxy:
-        stranger = context.socket(zmq.DEALER)
-        stranger.connect(workers.address)
-        for frames in ([b"\x80\x04pickle"], [b""], [b"a", b"b"], [b"\xc1" * 100], [b"\x81\xa4type\xa4Boom"]):
-            await stranger.send_multipart(frames)
         async with reading(proxy):
-            while workers.num_malformed < 5:
-                await announced(workers, proxy)
+            peer = await announced(workers, proxy)
+            stranger = context.socket(zmq.DEALER)
+            stranger.connect(workers.address)
+            await stranger.send_multipart(frames)
+            with pytest.raises(SessionBroken) as broken:
+                while True:
+                    await asyncio.wait_for(workers.receive(), WAIT_S)
+            assert broken.value.peer != peer
+            assert workers.num_malformed == 1
+            proxy.send(HELLO)
+            assert await asyncio.wait_for(workers.receive(), WAIT_S) == (peer, HELLO)
     context.destroy(linger=0)
-    assert len([r for r in caplog.records if "dropped" in r.message]) == 1
+
+
+async def test_a_damaged_message_ends_the_session_of_a_worker() -> None:
+    with listening() as workers, connected(workers.address) as proxy:
+        async with reading(proxy) as seen:
+            peer = await announced(workers, proxy)
+            workers.send(peer, Welcome("proxy-1"))
+            workers.send(peer, Abort("r", 0))
+            assert await asyncio.wait_for(seen.get(), WAIT_S) == Abort("r", 0)
+            await workers._socket.send_multipart([peer, encode(Abort("s", 0)), seal(encode(Abort("t", 0)))])
+            assert "damaged" in await expect_loss(seen)
+            assert await announced(workers, proxy) != peer
 
 
 async def test_a_port_that_closes_connections_is_retried_with_pauses() -> None:

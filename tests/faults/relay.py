@@ -26,7 +26,6 @@ from common.loop_thread import LoopThread
 
 CHUNK_BYTES = 64 << 10
 MAX_QUEUED_CHUNKS = 256  # per direction of a connection: what a delay can hold back
-LARGE_CHUNK_BYTES = 4096  # flips by chance keep to chunks of this size: payload, not framing
 CALL_TIMEOUT_S = 10.0
 
 How = Literal["close", "reset"]
@@ -59,7 +58,8 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cut_after_bytes: int | None = None
     cut: How = "reset"
     flip_at: tuple[int, ...] = ()  # offsets of bytes in which one bit is inverted
-    flip_share: float = 0.0  # of large chunks that get one inverted bit in their middle
+    flip_share: float = 0.0  # of large chunks that get one inverted bit somewhere
+    flip_from_bytes: int = 4096  # what large is: in chunks of this size nearly all is payload, not framing
     duplicate_share: float = 0.0  # of chunks that are sent twice
     swap_share: float = 0.0  # of chunks that change place with the next one
     blackhole: Literal["", "stall", "drop"] = ""  # stall: read nothing; drop: read and forget everything
@@ -184,8 +184,8 @@ class Pump:
     def _flip(self, chunk: bytes, start: int) -> bytes:
         faults = self._direction.faults
         places = [at - start for at in faults.flip_at if start <= at < start + len(chunk)]
-        if len(chunk) >= LARGE_CHUNK_BYTES and self._direction.strike(faults.flip_share):
-            places.append(len(chunk) // 2)
+        if len(chunk) >= faults.flip_from_bytes and self._direction.strike(faults.flip_share):
+            places.append(self._direction.random.randrange(len(chunk)))
         altered = bytearray(chunk)
         for place in places:
             if self._direction.may_strike:

@@ -137,6 +137,22 @@ async def fenced(cluster: Cluster) -> float:
     return await total(cluster, "transfer_messages_fenced_total:checksum", "decode")
 
 
+async def test_damaged_control_messages_never_change_a_reply(
+    cluster: Cluster, client: Client, oracle: Oracle
+) -> None:
+    flips = Faults(flip_share=0.03, flip_from_bytes=40)
+    names = [name for name in cluster.relays if name.endswith(".control")]
+    for name in names:
+        cluster.relays[name].set(flips, flips)
+    client.timeout_s = 40.0
+    answers = await ask_all(client, oracle, cases(150, (10, 100), 30, seed=91), at_once=8)
+    assert_never_wrong(*answers)
+    assert tally(answers)[Verdict.EQUAL] > 100
+    counts = [cluster.relays[name].counts for name in names]
+    assert sum(count["forward_flips"] for count in counts) > 0
+    assert sum(count["backward_flips"] for count in counts) > 0
+
+
 async def test_a_stalled_transfer_fails_in_time_and_is_made_elsewhere(
     cluster: Cluster, client: Client, oracle: Oracle
 ) -> None:

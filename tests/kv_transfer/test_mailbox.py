@@ -8,6 +8,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from common.seal import DIGEST_BYTES, is_whole
 from kv_transfer import transport
 from kv_transfer.mailbox import Kind, greeting, headed
 from kv_transfer.transport import Connection, Limits
@@ -15,6 +16,7 @@ from kv_transfer.transport import Connection, Limits
 TIMEOUT_S = 30.0
 LIMITS = Limits(max_payload_bytes=100_000, window_bytes=1 << 20)
 HELLO = greeting(Kind.HELLO, LIMITS)
+GREETING = HELLO[1:-DIGEST_BYTES]
 
 
 @asynccontextmanager
@@ -46,11 +48,12 @@ async def stranger(
 
 
 async def answer(socket: "zmq.asyncio.Socket", kind: Kind) -> bytes:
-    """The next answer of that kind, without its kind."""
+    """The next answer of that kind, without its kind and digest."""
     while True:
         parts = await socket.recv_multipart()
         if parts[0][0] == kind:
-            return parts[0][1:]
+            assert is_whole(parts[0][:-DIGEST_BYTES], parts[0][-DIGEST_BYTES:])
+            return parts[0][1:-DIGEST_BYTES]
 
 
 @pytest.mark.parametrize(
@@ -59,9 +62,12 @@ async def answer(socket: "zmq.asyncio.Socket", kind: Kind) -> bytes:
         ([[headed(Kind.DATA, b"header")]], "ended before"),
         ([[b"\x80\x04pickle"]], "ended before"),
         ([[headed(Kind.HELLO)]], "not a greeting"),
-        ([[headed(Kind.HELLO, b"bacon" + HELLO[6:])]], "not a greeting"),
-        ([[HELLO[:6] + b"\x63" + HELLO[7:]]], "versions 99 and 1"),
-        ([[greeting(Kind.HELLO, LIMITS)[:7] + bytes(16)]], "window of 0 bytes"),
+        ([[headed(Kind.HELLO, b"bacon" + GREETING[5:])]], "not a greeting"),
+        ([[headed(Kind.HELLO, GREETING[:5] + b"\x63" + GREETING[6:])]], "versions 99 and 1"),
+        ([[headed(Kind.HELLO, GREETING[:6] + bytes(16))]], "window of 0 bytes"),
+        ([[HELLO[:-1] + b"?"]], "damaged"),
+        ([[HELLO], [headed(Kind.DATA, b"true")[:-1] + b"?"]], "damaged"),
+        ([[HELLO], [b"\x03falsehood" + headed(Kind.DATA, b"true")[-DIGEST_BYTES:]]], "damaged"),
         ([[HELLO], [HELLO]], "not of this protocol"),
         ([[HELLO], [headed(Kind.CREDIT, b"123")]], "not of this protocol"),
         ([[HELLO], [b"\xfe"]], "not of this protocol"),

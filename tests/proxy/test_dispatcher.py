@@ -301,6 +301,21 @@ async def test_a_request_that_cannot_be_handed_over_is_served_by_a_decode_worker
     assert [generate.attempt for generate in decode.generates] == [2]
 
 
+async def test_a_damaged_message_fails_over_what_its_worker_had(system: System) -> None:
+    async def garbles(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.say(generate, 0, tuple(TEXT[:2]))
+        worker.script = speaks(TEXT)
+        socket = worker._channel._socket
+        assert socket is not None
+        await socket.send_multipart([b"\x81\xa4type\xa7Outputs", bytes(8)])
+        await asyncio.Event().wait()
+
+    worker = await system.worker("decode", garbles)
+    assert await text_of(system) == TEXT.decode()
+    assert worker.num_lost == 1
+    assert len(worker.generates) == 2
+
+
 async def test_a_decode_worker_that_skips_tokens_is_not_believed(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
