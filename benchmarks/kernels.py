@@ -24,9 +24,16 @@ from torch import Tensor
 
 from kernels import AttentionBatch, LayerWeights, LinearWeight, cpu, native
 from kernels.native import library
+from kernels.native.library import Quantization
 
 HIDDEN, WIDE, HEADS, GROUPS, HEAD_DIM, LAYERS, BLOCK = 576, 1536, 9, 3, 64, 30, 16
 SHAPES = (((HEADS + 2 * GROUPS) * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (2 * WIDE, HIDDEN), (HIDDEN, WIDE))
+WEIGHTS: tuple[tuple[torch.dtype, Quantization | None], ...] = (
+    (torch.float32, None),
+    (torch.bfloat16, None),
+    (torch.bfloat16, "int8"),
+    (torch.bfloat16, "int4"),
+)
 LINEAR_ROWS = (1, 8, 32, 128, 512)
 ATTENTION = ((1, 512, 1), (1, 2048, 1), (1, 256, 32), (128, 128, 1), (512, 512, 1), (512, 2048, 1))
 STEPS = ((1, 1), (1, 512), (1, 2048), (128, 128), (512, 512), (2048, 2048))
@@ -118,32 +125,40 @@ HEADER = f"{'':44} {'µs':>10} {'GB/s':>7} {'GFLOP/s':>8} {'/torch':>7} {'/floor
 # Linear layers: all of the model's, one after the other
 
 
-def packed_layers(kind: torch.dtype) -> tuple[list[list[Tensor]], list[list[LinearWeight]]]:
-    dtype = torch.bfloat16 if kind == torch.int8 else kind
+def packed_layers(
+    dtype: torch.dtype, quantization: Quantization | None
+) -> tuple[list[list[Tensor]], list[list[LinearWeight]]]:
     plain = [[(torch.randn(shape) * shape[1] ** -0.5).to(dtype) for shape in SHAPES] for _ in range(LAYERS)]
-    return plain, [[native.pack_linear(weight, None, kind) for weight in layer] for layer in plain]
+    return plain, [[native.pack_linear(weight, None, quantization) for weight in layer] for layer in plain]
+
+
+def run_packed(packed: list[list[LinearWeight]], x: dict[int, Tensor]) -> None:
+    for layer in packed:
+        for weight in layer:
+            native.linear(x[weight.in_features], weight)
+
+
+def run_plain(plain: list[list[Tensor]], x: dict[int, Tensor]) -> None:
+    for layer in plain:
+        for weight in layer:
+            F.linear(x[weight.shape[1]], weight)
 
 
 def bench_linear(bench: Bench) -> None:
-    for kind in (torch.float32, torch.bfloat16, torch.int8):
-        plain, packed = packed_layers(kind)
+    for dtype, quantization in WEIGHTS:
+        plain, packed = packed_layers(dtype, quantization)
         num_bytes = sum(weight.data[1].nbytes for layer in packed for weight in layer)
         numbers = sum(weight.numel() for layer in plain for weight in layer)
         for rows in LINEAR_ROWS:
-            x = {width: torch.randn(rows, width).to(plain[0][0].dtype) for width in (HIDDEN, WIDE)}
-
-            def ours(packed: list[list[LinearWeight]] = packed, x: dict[int, Tensor] = x) -> None:
-                for layer in packed:
-                    for weight in layer:
-                        native.linear(x[weight.in_features], weight)
-
-            def theirs(plain: list[list[Tensor]] = plain, x: dict[int, Tensor] = x) -> None:
-                for layer in plain:
-                    for weight in layer:
-                        F.linear(x[weight.shape[1]], weight)
-
-            name = f"linear {short(kind)}, {rows} rows"
-            bench.measure(name, ours, theirs, num_bytes, 2 * rows * numbers, kind != torch.float32)
+            x = {width: torch.randn(rows, width).to(dtype) for width in (HIDDEN, WIDE)}
+            bench.measure(
+                f"linear {quantization or short(dtype)}, {rows} rows",
+                partial(run_packed, packed, x),
+                partial(run_plain, plain, x),
+                num_bytes,
+                2 * rows * numbers,
+                dtype == torch.bfloat16,
+            )
 
 
 # Attention: one layer
@@ -207,9 +222,8 @@ def row_passes(rows: int, dtype: torch.dtype) -> Iterator[tuple[str, Callable[..
 
 
 def bench_steps(bench: Bench) -> None:
-    for kind in (torch.float32, torch.bfloat16, torch.int8):
-        dtype = torch.bfloat16 if kind == torch.int8 else kind
-        _, packed = packed_layers(kind)
+    for dtype, quantization in WEIGHTS:
+        _, packed = packed_layers(dtype, quantization)
         norm = torch.ones(HIDDEN, dtype=dtype)
         layers = [LayerWeights(norm, a, None, None, b, norm, c, d, 0) for a, b, c, d in packed]
         embedding, angles = torch.randn(1000, HIDDEN).to(dtype), torch.randn(max(STEPS)[1], HEAD_DIM)
@@ -223,17 +237,17 @@ def bench_steps(bench: Bench) -> None:
             caches = list(torch.randn(cache.shape[0], LAYERS, *cache.shape[1:]).to(dtype).unbind(1))
             pairs = queries * length - queries * (queries - 1) // 2
             bench.measure(
-                f"step {short(kind)}, {queries} of {length}",
+                f"step {quantization or short(dtype)}, {queries} of {length}",
                 partial(forward, token_ids, batch, caches),
                 None,
                 num_bytes + LAYERS * cache.nbytes,
                 2 * queries * numbers + LAYERS * 4 * HEADS * HEAD_DIM * pairs,
-                kind != torch.float32,
+                dtype == torch.bfloat16,
             )
 
 
 def short(dtype: torch.dtype) -> str:
-    return {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}[dtype]
+    return "f32" if dtype == torch.float32 else "bf16"
 
 
 GROUPS_OF_CASES: dict[str, Callable[[Bench], None]] = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import AttentionBatch, Forward, LayerWeights, LinearWeight
 from kernels.native.build import BuildError
 from kernels.native.decoder import Decoder
-from kernels.native.library import DTYPES, KINDS, Attention, Rows, Weight, choose, load
+from kernels.native.library import DTYPES, KINDS, Attention, Quantization, Rows, Weight, choose, load
 
 __all__ = [
     "BuildError",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 PANEL_OUTPUTS = 64  # outputs are padded to this: PANEL * PANEL_GROUP
 ALIGNMENT = 64
-LARGEST_INT8_WEIGHT = 250.0  # where a product on the way leaves half precision
+LARGEST_QUANTIZED_WEIGHT = 250.0  # where a product on the way leaves half precision
 
 
 def available() -> str | None:
@@ -49,7 +49,7 @@ def available() -> str | None:
 
 def instruction_set(name: str = "") -> str:
     """Use the named instruction set ("amx", "avx512", "avx2", "portable"; "": the best here); returns its
-    name. For tests and measurements: int8 weights must be packed anew, and nothing may be computing."""
+    name. For tests and measurements: quantized weights must be packed anew, and nothing may be computing."""
     return choose(load(), name)
 
 
@@ -59,32 +59,33 @@ def set_num_threads(count: int) -> int:
     return int(load().baton_set_num_threads(count))
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, kind: torch.dtype | None = None) -> LinearWeight:
-    """``weight`` [O, I], kept in its own type or as ``torch.int8``: one scale for every 32 inputs of an
-    output."""
+def pack_linear(weight: Tensor, bias: Tensor | None, kind: Quantization | None = None) -> LinearWeight:
+    """``weight`` [O, I], kept in its own type, or as whole numbers with a scale ("int8") or a scale and an
+    offset ("int4") for each 32 inputs of an output. What was read from Q8_0 or Q4_1 in float32 comes out as
+    it was. ``ValueError`` for weights too large for that."""
     num_outputs, num_inputs = weight.shape
-    kind = kind or weight.dtype
-    assert kind in (weight.dtype, torch.int8)
     weight = weight.contiguous()
-    if kind == torch.int8 and not weight.abs().max() <= LARGEST_INT8_WEIGHT:
-        raise ValueError(f"weights of up to {weight.abs().max():.3g} cannot be kept as int8")
-    data = aligned(round_up(num_outputs, PANEL_OUTPUTS) * bytes_per_output(num_inputs, kind))
+    if kind is not None and not weight.abs().max() <= LARGEST_QUANTIZED_WEIGHT:
+        raise ValueError(f"weights of up to {weight.abs().max():.3g} cannot be kept as {kind}")
+    data = aligned(round_up(num_outputs, PANEL_OUTPUTS) * bytes_per_output(num_inputs, kind or weight.dtype))
+    number = KINDS[kind or weight.dtype]
     load().baton_pack(
-        weight.data_ptr(), DTYPES[weight.dtype], num_outputs, num_inputs, KINDS[kind], data.data_ptr()
+        weight.data_ptr(), DTYPES[weight.dtype], num_outputs, num_inputs, number, data.data_ptr()
     )
     wide_bias = None
     if bias is not None:
         wide_bias = torch.zeros(round_up(num_outputs, PANEL_OUTPUTS))
         wide_bias[:num_outputs] = bias
     place = wide_bias.data_ptr() if wide_bias is not None else None
-    fields = Weight(data.data_ptr(), place, num_inputs, num_outputs, KINDS[kind])
+    fields = Weight(data.data_ptr(), place, num_inputs, num_outputs, number)
     header = torch.frombuffer(bytearray(fields), dtype=torch.uint8)
     return LinearWeight((header, data), wide_bias, num_inputs, num_outputs)
 
 
-def bytes_per_output(num_inputs: int, kind: torch.dtype) -> int:
-    if kind == torch.int8:
-        return round_up(num_inputs, 64) // 64 * (64 + 4)  # two scales in half precision for every 64
+def bytes_per_output(num_inputs: int, kind: Quantization | torch.dtype) -> int:
+    """The library's layout, see ``csrc/baton.h``."""
+    if isinstance(kind, str):  # scales and offsets in half precision, two of each for 64 inputs
+        return round_up(num_inputs, 64) // 64 * (4 + 64 if kind == "int8" else 8 + 32)
     return round_up(num_inputs, 32 if kind == torch.bfloat16 else 1) * kind.itemsize
 
 

@@ -4,14 +4,21 @@ import ctypes
 import os
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from kernels.native import build
 
+Quantization = Literal["int8", "int4"]
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum dtype
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum kind
+KINDS: dict[torch.dtype | Quantization, int] = {  # enum kind
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    "int8": 3,
+    "int4": 4,
+}
 ISA_VARIABLE = "BATON_NATIVE_ISA"
 
 

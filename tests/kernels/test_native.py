@@ -13,13 +13,14 @@ from torch import Tensor
 
 from kernels import AttentionBatch, cpu, native
 from kernels.native.build import BuildError
+from kernels.native.library import Quantization
 
 REASON = native.available()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-INT8_TOLERANCE = 4e-2
+QUANTIZED_TOLERANCE = {"int8": 3e-2, "int4": 4e-2}  # int4: of weights on its own grid
 relaxed = settings(
     max_examples=25,
     deadline=None,
@@ -94,43 +95,80 @@ def test_linear_agrees(
     close(native.linear(x, packed), expected, TOLERANCE[dtype])
 
 
+def on_grid(weight: Tensor, kind: Quantization) -> Tensor:
+    """``weight`` as a Q4_1 file would give it back; for int8 as it is."""
+    if kind == "int8":
+        return weight
+    padded = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % 32)).view(len(weight), -1, 32)
+    least = padded.amin(-1, keepdim=True).half().float()
+    scale = ((padded.amax(-1, keepdim=True) - least) / 15).half().float().clamp_min(1e-4)
+    numbers = ((padded - least) / scale).round().clamp(0, 15)
+    return torch.flatten(least + scale * numbers, 1)[:, : weight.shape[1]].to(weight.dtype)
+
+
 @relaxed
 @given(
     rows=st.integers(1, 70),
     inputs=st.integers(1, 300),
     outputs=st.integers(1, 150),
     dtype=st.sampled_from(DTYPES),
+    kind=st.sampled_from(["int8", "int4"]),
+    with_bias=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_int8_linear_agrees(
-    isa: str, rows: int, inputs: int, outputs: int, dtype: torch.dtype, seed: int
+def test_quantized_linear_agrees(
+    isa: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    dtype: torch.dtype,
+    kind: Quantization,
+    with_bias: bool,
+    seed: int,
 ) -> None:
     g = torch.Generator().manual_seed(seed)
-    x, weight = random(g, rows, inputs, dtype=dtype), random(g, outputs, inputs, dtype=dtype)
-    expected = torch.nn.functional.linear(x.float(), weight.float())
-    close(native.linear(x, native.pack_linear(weight, None, torch.int8)), expected, INT8_TOLERANCE)
+    x, weight = random(g, rows, inputs, dtype=dtype), on_grid(random(g, outputs, inputs, dtype=dtype), kind)
+    bias = random(g, outputs, dtype=dtype) if with_bias else None
+    expected = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    close(native.linear(x, native.pack_linear(weight, bias, kind)), expected, QUANTIZED_TOLERANCE[kind])
 
 
 def test_int8_linear_is_exact_for_whole_numbers(isa: str) -> None:
     """All values fit the grid of their scale, the extreme ones included: nothing may saturate or be lost."""
     x = torch.tensor([[127.0, -127.0, 127.0, -127.0] * 40, [127.0] * 160])
     weight = torch.tensor([[127.0, 127.0, -127.0, -127.0] * 40, [127.0] * 160, [-127.0] * 160])
-    out = native.linear(x, native.pack_linear(weight, None, torch.int8))
+    out = native.linear(x, native.pack_linear(weight, None, "int8"))
     close(out, x @ weight.T, 1e-6)
 
 
+def test_int4_linear_is_exact_for_numbers_on_its_grid(isa: str) -> None:
+    numbers = torch.arange(16.0).repeat(10)
+    x = torch.tensor([[127.0, -127.0, 64.0, -1.0] * 40, [127.0] * 160, [1.0] + [0.0] * 159])
+    weight = torch.stack([numbers - 8, numbers.flip(0) / 8, numbers - 15, numbers * 0 + 3])
+    out = native.linear(x, native.pack_linear(weight, None, "int4"))
+    close(out, x @ weight.T, 1e-6)
+
+
+def test_weights_too_large_to_quantize_are_refused(isa: str) -> None:
+    with pytest.raises(ValueError, match="1e\\+03 cannot be kept as"):
+        native.pack_linear(torch.full((64, 64), 1000.0), None, "int8")
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_int8_linear_shows_numbers_that_are_none(isa: str, bad: float) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4"], ids=str)
+def test_quantized_linear_shows_numbers_that_are_none(isa: str, bad: float, kind: Quantization) -> None:
     x = torch.randn(2, 64)
     x[1, 7] = bad
-    out = native.linear(x, native.pack_linear(torch.randn(64, 64), None, torch.int8))
+    out = native.linear(x, native.pack_linear(torch.randn(64, 64), None, kind))
     assert out[0].isfinite().all() and not out[1].isfinite().any()
 
 
-@pytest.mark.parametrize("kind", [*DTYPES, torch.int8], ids=str)
-def test_a_row_of_linear_does_not_depend_on_the_others(isa: str, kind: torch.dtype, threads: None) -> None:
+@pytest.mark.parametrize("kind", [None, "int8", "int4"], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_of_linear_does_not_depend_on_the_others(
+    isa: str, dtype: torch.dtype, kind: Quantization | None, threads: None
+) -> None:
     g = torch.Generator().manual_seed(1)
-    dtype = torch.bfloat16 if kind == torch.int8 else kind
     for inputs, outputs in [(576, 192), (129, 100), (1536, 64)]:
         packed = native.pack_linear(random(g, outputs, inputs, dtype=dtype), None, kind)
         x = random(g, 600, inputs, dtype=dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionBatch, Forward, LayerWeights, cpu, native
+from kernels.native.library import Quantization
 from tests.kernels.test_native import REASON, isa, random, same_bits  # noqa: F401 (isa is a fixture)
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -19,7 +20,7 @@ NUM_BLOCKS = 40
 class Net:
     """Two random layers with all that a layer may have, in one type, and a cache for it."""
 
-    def __init__(self, dtype: torch.dtype, kind: torch.dtype | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, kind: Quantization | None = None) -> None:
         g = torch.Generator().manual_seed(3)
         self.dtype = dtype
 
@@ -108,14 +109,15 @@ def threads() -> Iterator[None]:
         (torch.float32, None, 1e-4),
         (torch.bfloat16, None, 0.05),
         (torch.float16, None, 0.01),
-        (torch.bfloat16, torch.int8, 0.08),
+        (torch.bfloat16, "int8", 0.08),
+        (torch.bfloat16, "int4", 0.3),
     ],
     ids=str,
 )
 def test_a_step_is_what_its_operations_are(
     isa: str,  # noqa: F811
     dtype: torch.dtype,
-    kind: torch.dtype | None,
+    kind: Quantization | None,
     tolerance: float,
 ) -> None:
     net = Net(dtype, kind)
@@ -128,13 +130,19 @@ def test_a_step_is_what_its_operations_are(
 
 @pytest.mark.parametrize(
     ("dtype", "kind"),
-    [(torch.float32, None), (torch.bfloat16, None), (torch.float16, None), (torch.bfloat16, torch.int8)],
+    [
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float16, None),
+        (torch.bfloat16, "int8"),
+        (torch.bfloat16, "int4"),
+    ],
     ids=str,
 )
 def test_a_sequence_is_the_same_bits_in_any_company_and_in_chunks_of_any_size(
     isa: str,  # noqa: F811
     dtype: torch.dtype,
-    kind: torch.dtype | None,
+    kind: Quantization | None,
     threads: None,
 ) -> None:
     net = Net(dtype, kind)

@@ -1,8 +1,8 @@
-/* Matrix products in AMX tiles: bf16 activations by bf16 or int8 weights.
+/* Matrix products in AMX tiles: bf16 activations by bf16, int8 or int4 weights.
  *
  * A tile product sums 32 inputs for each output in an order that the processor fixes, whatever the number of rows in the
- * tile: a row's result is the same bits in every batch here too. int8 weights are scaled and rounded to bf16 on their
- * way from memory, which loses less than rounding activations to bytes would, and costs nothing next to the memory. */
+ * tile: a row's result is the same bits in every batch here too. Quantized weights are scaled and rounded to bf16 on
+ * their way from memory, which loses less than rounding activations to bytes would, and costs nothing next to the memory. */
 
 /* Tiles 0-3 take results, 4 and 5 activations, 6 and 7 weights. `upper` rows in tiles 0, 1, 4, `lower` in 2, 3, 5. */
 static void configure_tiles(int upper, int lower)
@@ -33,49 +33,79 @@ struct panels {
     size_t stride; /* bytes from panel to panel */
 };
 
-/* ---- int8 to bf16 ----
+/* ---- whole numbers to bf16 ----
  *
- * Whole numbers become half-precision floats, 32 at a time, are scaled and, shifted right by three, read as bf16: the
- * exponents then mean 2^112 less. Activations are taken times 2^64 beforehand, so that products stay far from the limits
- * of float32, and results are put right by one last factor. */
+ * They become half-precision floats, 32 at a time, are scaled and, shifted right by three, read as bf16: the exponents
+ * then mean 2^112 less. Activations are taken times 2^64 beforehand, so that products stay far from the limits of
+ * float32, and results are put right by one last factor. */
 
 #define ACTIVATION_FACTOR 0x1p64f
-#define RESULT_FACTOR 0x1p40f /* 2^112 / 2^64, and whole numbers come out of their bytes 2^8 too large */
+#define RESULT_FACTOR 0x1p40f /* 2^112 / 2^64, and weights come 2^8 too large: see INT4_FACTOR, and high_bytes */
 
-INLINE __m512i bf16_of_bytes(__m512i high_bytes, __m512h scales)
+INLINE __m512i bf16_of_half(__m512h scaled)
 {
     const __m512i half = _mm512_set1_epi16(4), sign_and_rest = _mm512_set1_epi16((short)0x8fff);
-    __m512i scaled = (__m512i)_mm512_mul_ph(_mm512_cvtepi16_ph(high_bytes), scales);
-    return _mm512_and_si512(_mm512_srai_epi16(_mm512_add_epi16(scaled, half), 3), sign_and_rest);
+    return _mm512_and_si512(_mm512_srai_epi16(_mm512_add_epi16((__m512i)scaled, half), 3), sign_and_rest);
+}
+
+/* 16 half-precision numbers, each twice. */
+INLINE __m512h load_twice(const char *halves)
+{
+    __m512i once = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)halves));
+    return (__m512h)_mm512_or_si512(once, _mm512_slli_epi32(once, 16));
+}
+
+INLINE void unpack_int8_tile(const char *span, int second, char *to)
+{
+    const char *whole = span + 4 * PANEL + second * GROUP * PANEL;
+    __m512h scales = load_twice(span + second * 2 * PANEL);
+    UNROLL for (int pair = 0; pair < 8; pair++) {
+        __m512i bytes = _mm512_loadu_si512(whole + pair * 64), high_bytes = _mm512_set1_epi16((short)0xff00);
+        __m512i low = _mm512_slli_epi16(bytes, 8), high = _mm512_and_si512(bytes, high_bytes);
+        _mm512_store_si512(to + pair * 128, bf16_of_half(_mm512_mul_ph(_mm512_cvtepi16_ph(low), scales)));
+        _mm512_store_si512(to + pair * 128 + 64, bf16_of_half(_mm512_mul_ph(_mm512_cvtepi16_ph(high), scales)));
+    }
+}
+
+INLINE void unpack_int4_tile(const char *span, int second, char *to)
+{
+    const char *whole = span + 8 * PANEL + second * GROUP * PANEL / 2;
+    __m512h scales = load_twice(span + second * 2 * PANEL), least = load_twice(span + (2 + second) * 2 * PANEL);
+    UNROLL for (int four = 0; four < 4; four++) {
+        __m512i words = _mm512_loadu_si512(whole + four * 64);
+        UNROLL for (int part = 0; part < 4; part++) {
+            __m512i q = _mm512_and_si512(_mm512_srli_epi16(words, 4 * part), _mm512_set1_epi16(15));
+            __m512h weights = _mm512_fmadd_ph(_mm512_cvtepi16_ph(q), scales, least);
+            _mm512_store_si512(to + (4 * four + part) * 64, bf16_of_half(weights));
+        }
+    }
 }
 
 /* Tiles `first` to `first + count` of one panel; both even. */
-INLINE void unpack_tiles(const char *panel, int64_t first, int64_t count, char *to)
+INLINE void unpack_tiles(const char *panel, int kind, int64_t first, int64_t count, char *to)
 {
-    for (int64_t s = first; s < first + count; s++, to += TILE_BYTES) {
-        const char *span = panel + s / 2 * SPAN_BYTES, *whole = span + 4 * PANEL + s % 2 * GROUP * PANEL;
-        for (int line = 0; line < SPAN_BYTES / 2; line += 64)
-            _mm_prefetch(whole + SPANS_AHEAD * SPAN_BYTES + line, _MM_HINT_T0);
-        __m512i once = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(span + s % 2 * 2 * PANEL)));
-        __m512h scales = (__m512h)_mm512_or_si512(once, _mm512_slli_epi32(once, 16));
-        UNROLL for (int pair = 0; pair < 8; pair++) {
-            __m512i bytes = _mm512_loadu_si512(whole + pair * 64);
-            __m512i low = _mm512_slli_epi16(bytes, 8), high = _mm512_and_si512(bytes, _mm512_set1_epi16((short)0xff00));
-            _mm512_store_si512(to + pair * 128, bf16_of_bytes(low, scales));
-            _mm512_store_si512(to + pair * 128 + 64, bf16_of_bytes(high, scales));
-        }
+    size_t bytes = span_bytes(kind);
+    for (int64_t s = first; s < first + count; s += 2, to += 2 * TILE_BYTES) {
+        const char *span = panel + (size_t)(s / 2) * bytes;
+        for (size_t line = 0; line < bytes; line += 64)
+            _mm_prefetch(span + SPANS_AHEAD * bytes + line, _MM_HINT_T0);
+        UNROLL for (int second = 0; second < 2; second++)
+            if (kind == KIND_INT8)
+                unpack_int8_tile(span, second, to + second * TILE_BYTES);
+            else
+                unpack_int4_tile(span, second, to + second * TILE_BYTES);
     }
 }
 
 static struct panels unpacked_panels(const struct tiled *t, int64_t panel, int64_t count)
 {
     const char *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
-    if (t->job->weight->kind != KIND_INT8)
+    if (!is_quantized(t->job->weight->kind))
         return (struct panels){data, t->bytes};
     size_t stride = (size_t)t->steps * TILE_BYTES;
     char *to = scratch(SCRATCH_TILE, (size_t)count * stride);
     for (int64_t p = 0; p < count; p++)
-        unpack_tiles(data + (size_t)p * t->bytes, 0, t->steps, to + (size_t)p * stride);
+        unpack_tiles(data + (size_t)p * t->bytes, t->job->weight->kind, 0, t->steps, to + (size_t)p * stride);
     return (struct panels){to, stride};
 }
 
@@ -94,7 +124,7 @@ INLINE void store_sums(const struct linear_job *job, const float *sums, int64_t 
 {
     int64_t output = panel * PANEL, stride = job->out.stride;
     const struct weight *w = job->weight;
-    vf factor = vset(w->kind == KIND_INT8 ? RESULT_FACTOR : 1.0f), bias = w->bias ? vload(w->bias + output) : vset(0);
+    vf factor = vset(is_quantized(w->kind) ? RESULT_FACTOR : 1.0f), bias = w->bias ? vload(w->bias + output) : vset(0);
     if (job->out.dtype != BF16 || output + PANEL > w->num_outputs) {
         store_any_sums(job, sums, row, rows, panel, factor, bias);
         return;
@@ -158,17 +188,18 @@ INLINE void add_few(const char *x, int64_t x_stride, struct panels w, int64_t st
 }
 
 /* At most 16 rows by four panels that lie `apart` from each other: each is the next of a long run, which the memory
- * delivers ahead of time. int8 weights pass through a buffer that stays in the nearest cache. */
+ * delivers ahead of time. Quantized weights pass through a buffer that stays in the nearest cache. */
 static void multiply_few(const struct tiled *t, int64_t row, int rows, int64_t panel, int64_t apart)
 {
     const char *x = t->x + row * t->x_stride, *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
     size_t stride = (size_t)apart * t->bytes;
     zero_results();
-    if (t->job->weight->kind == KIND_INT8) {
+    int kind = t->job->weight->kind;
+    if (is_quantized(kind)) {
         char buffer[PANEL_GROUP * FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
         for (int64_t s = 0; s < t->steps; s += FEW_STEPS) {
             for (int p = 0; p < PANEL_GROUP; p++)
-                unpack_tiles(data + (size_t)p * stride, s, FEW_STEPS, buffer + p * FEW_STEPS * TILE_BYTES);
+                unpack_tiles(data + (size_t)p * stride, kind, s, FEW_STEPS, buffer + p * FEW_STEPS * TILE_BYTES);
             add_few(x + s * 64, t->x_stride, (struct panels){buffer, FEW_STEPS * TILE_BYTES}, FEW_STEPS);
         }
     } else {
@@ -224,7 +255,7 @@ static void narrow_rows(void *context, int64_t item)
     int64_t end = (item + 1) * ROWS_PER_ITEM;
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
         uint16_t *to = narrow->rows + row * narrow->padded;
-        vf factor = vset(job->weight->kind == KIND_INT8 ? ACTIVATION_FACTOR : 1.0f);
+        vf factor = vset(is_quantized(job->weight->kind) ? ACTIVATION_FACTOR : 1.0f);
         for (long i = 0; i < n; i += W)
             vstore_bf16(to + i, vmul(load_row(&job->x, row, i, n), factor)); /* the padding is a multiple of W */
         memset(to + round_up(n, W), 0, (size_t)(narrow->padded - round_up(n, W)) * 2);
@@ -237,7 +268,7 @@ static void prepare_tiles(struct tiled *t, struct linear_job *job)
     t->job = job;
     t->bytes = panel_bytes(job->weight->kind, n);
     t->steps = padded / TILE_INPUTS;
-    if (job->weight->kind == KIND_BF16 && job->x.dtype == BF16 && n == padded) {
+    if (!is_quantized(job->weight->kind) && job->x.dtype == BF16 && n == padded) {
         t->x = job->x.data;
         t->x_stride = job->x.stride * 2;
     } else {

@@ -115,12 +115,11 @@ INLINE void transpose(vf r[W])
 #else
 INLINE void transpose(vf r[W])
 {
-    vf t[W];
-    UNROLL for (int i = 0; i < W; i++)
-        UNROLL for (int j = 0; j < W; j++)
-            t[i][j] = r[j][i];
-    UNROLL for (int i = 0; i < W; i++)
-        r[i] = t[i];
+    vf a = r[0], b = r[1], c = r[2], d = r[3];
+    r[0] = (vf){a[0], b[0], c[0], d[0]};
+    r[1] = (vf){a[1], b[1], c[1], d[1]};
+    r[2] = (vf){a[2], b[2], c[2], d[2]};
+    r[3] = (vf){a[3], b[3], c[3], d[3]};
 }
 #endif
 

@@ -11,13 +11,18 @@ enum dtype { F32, BF16, F16 };
  *   f32, f16  [I][PANEL]
  *   bf16      [I / 2][PANEL][2], I padded to a multiple of 32
  *   int8      for every SPAN inputs (zero padded): scales [2][PANEL] in half precision, one for each GROUP inputs of an
- *             output, then for each group the whole numbers [GROUP / 4][PANEL][4] */
-enum kind { KIND_F32, KIND_BF16, KIND_F16, KIND_INT8 };
+ *             output, then for each group the whole numbers [GROUP / 4][PANEL][4]
+ *   int4      likewise scales [2][PANEL], then what stands for zero [2][PANEL], both times INT4_FACTOR, then for each
+ *             group the numbers, two to a byte
+ * The order of whole numbers within a group is the instruction set's own: pack.c. */
+enum kind { KIND_F32, KIND_BF16, KIND_F16, KIND_INT8, KIND_INT4 };
 #define PANEL 16
 #define PANEL_GROUP 4
 #define GROUP 32
 #define SPAN 64
-#define SPAN_BYTES (2 * PANEL * 2 + SPAN * PANEL)
+#define INT8_SPAN_BYTES (2 * PANEL * 2 + SPAN * PANEL)
+#define INT4_SPAN_BYTES (2 * 2 * PANEL * 2 + SPAN * PANEL / 2)
+#define INT4_FACTOR 256.0f /* keeps small scales in the normal range of half precision */
 
 struct weight {
     const void *data;

@@ -7,6 +7,8 @@
 
 #include "pointwise.c"
 
+#include "pack.c"
+
 #include "linear.c"
 
 #if defined(ISA_AMX)
@@ -27,7 +29,7 @@
 static void linear(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out)
 {
 #if defined(ISA_AMX)
-    if (weight->kind == KIND_BF16 || weight->kind == KIND_INT8) {
+    if (weight->kind == KIND_BF16 || is_quantized(weight->kind)) {
         linear_tiles(x, num_rows, weight, out);
         return;
     }
