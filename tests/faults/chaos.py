@@ -29,7 +29,9 @@ NUM_CASES = 150
 RECOVERY_TIMEOUT_S = 60.0
 QUIET_TIMEOUT_S = 60.0
 FAULTS = {
-    Kind.FLIP: Faults(flip_share=0.3),
+    Kind.FLIP: Faults(flip_share=0.2, flip_from_bytes=40),
+    Kind.FLIP_CONTROL: Faults(flip_share=0.05, flip_from_bytes=40),
+    Kind.STALL_CONTROL: Faults(blackhole="stall"),
     Kind.SLOW: Faults(delay_s=0.05, jitter_s=0.1, bytes_per_s=2e6),
     Kind.STALL: Faults(blackhole="stall"),
 }
@@ -98,10 +100,16 @@ class Chaos:
                 cluster.relays[name].cut("reset" if self.num_faults[Kind.CUT] % 2 else "close")
             case Kind.CUT_CONTROL:
                 cluster.relays[f"{name}.control"].cut("reset")
-            case Kind.FLIP | Kind.SLOW | Kind.STALL:
-                cluster.relays[name].set(forward=FAULTS[fault.kind])
-                await asyncio.sleep(fault.lasts_s)
-                cluster.relays[name].set()
+            case Kind.SLOW | Kind.STALL | Kind.FLIP:
+                await self._relay(name, fault)
+            case Kind.FLIP_CONTROL | Kind.STALL_CONTROL:
+                await self._relay(f"{name}.control", fault)
+
+    async def _relay(self, name: str, fault: Fault) -> None:
+        relay, faults = self.cluster.relays[name], FAULTS[fault.kind]
+        relay.set(faults, faults)
+        await asyncio.sleep(fault.lasts_s)
+        relay.set()
 
     async def _kill(self, name: str) -> None:
         """Heals when the new process is known as ready and a request is served."""
@@ -216,6 +224,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=Options.seed)
     parser.add_argument("--num-clients", type=int, default=Options.num_clients)
     parser.add_argument("--transport", default=Options.transport)
+    parser.add_argument("--forked", action="store_true", help="start workers by forking, which is faster")
     options = parser.parse_args(namespace=Options())
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         result = asyncio.run(run(options, Path(directory)))

@@ -11,7 +11,9 @@ class Kind(Enum):
     STOP = "stop"  # SIGSTOP, and SIGCONT after a while
     CUT = "cut"  # open transfer connections are reset or closed
     CUT_CONTROL = "cut control"  # so is a worker's connection to the proxy
-    FLIP = "flip"  # payloads of transfers are altered
+    FLIP = "flip"  # bytes of transfers are altered
+    FLIP_CONTROL = "flip control"  # bytes between a worker and the proxy
+    STALL_CONTROL = "stall control"
     SLOW = "slow"  # transfers crawl
     STALL = "stall"  # transfers stand still
 
@@ -23,8 +25,16 @@ class Fault(NamedTuple):
     lasts_s: float = 0.0
 
 
-LASTS_S = {Kind.STOP: (0.3, 3.0), Kind.FLIP: (0.5, 2.0), Kind.SLOW: (0.5, 2.0), Kind.STALL: (0.5, 4.0)}
-WITHOUT_RELAY = (Kind.STOP, Kind.CUT_CONTROL)  # where transfers do not go by a relay
+LASTS_S = {
+    Kind.STOP: (0.3, 3.0),
+    Kind.FLIP: (0.5, 2.0),
+    Kind.SLOW: (0.5, 2.0),
+    Kind.STALL: (0.5, 4.0),
+    Kind.FLIP_CONTROL: (0.5, 2.0),
+    Kind.STALL_CONTROL: (0.3, 3.0),
+}
+# Where transfers do not go by a relay.
+WITHOUT_RELAY = (Kind.STOP, Kind.CUT_CONTROL, Kind.FLIP_CONTROL, Kind.STALL_CONTROL)
 OTHERS = (*WITHOUT_RELAY, Kind.CUT, Kind.FLIP, Kind.SLOW, Kind.STALL)
 
 
