@@ -60,7 +60,7 @@ def random(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.f
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float, scale_at_least: float = 1e-3) -> None:
-    """``scale_at_least``: what results are usually as large as, where those at hand may have cancelled out."""
+    """``scale_at_least``: what results are usually as large as, where these may have cancelled out."""
     assert actual.shape == expected.shape
     scale = expected.float().abs().max().clamp_min(scale_at_least)
     difference = (actual.float() - expected.float()).abs().max()
