@@ -53,7 +53,14 @@ def oracle(model: Path) -> Oracle:
 def shared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     logs = tmp_path_factory.mktemp("cluster")
     cluster = Cluster(
-        logs, str(model), prefill=2, decode=2, options=SMALL, relayed=True, relayed_control=True
+        logs,
+        str(model),
+        prefill=2,
+        decode=2,
+        options=SMALL,
+        proxy_options=["--worker-wait-s=8"],  # workers are back sooner, and some tests see it pass
+        relayed=True,
+        relayed_control=True,
     )
     try:
         cluster.start()
