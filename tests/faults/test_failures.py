@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.faults.client import Client, Verdict, judge
+from tests.faults.client import Client, Verdict, body_of, judge
 from tests.faults.cluster import Cluster
 from tests.faults.looking import receives, runs_on
 from tests.faults.oracle import Oracle
@@ -231,6 +231,29 @@ async def test_a_stream_goes_on_when_its_decode_worker_dies(
         reply = await stream.finish()
     assert judge(reply, oracle.reference(asked)) is Verdict.EQUAL, reply.error
     assert 2 <= reply.timings["num_attempts"] <= MAX_ATTEMPTS
+
+
+async def test_choices_logprobs_and_stop_strings_go_on_when_a_decode_worker_dies(
+    cluster: Cluster, client: Client, oracle: Oracle
+) -> None:
+    """FAI-07: what is put together over attempts is what one attempt gives."""
+    asked = case(80, 800, seed=7200, temperature=1.0)
+    text = (await client.complete(asked)).text
+    body = body_of(asked, stream=False) | {"n": 2, "logprobs": 2, "stop": text[600:604]}
+    undisturbed = (await client.http.post("/v1/completions", json=body)).json()
+    asking = asyncio.create_task(client.http.post("/v1/completions", json=body))
+    victim = await runs_on(cluster, "decode")
+    cluster.restart(victim)
+    disturbed = (await asking).json()
+    assert undisturbed["usage"]["completion_tokens"] == disturbed["usage"]["completion_tokens"]
+    for one, other in zip(undisturbed["choices"], disturbed["choices"], strict=True):
+        assert (one["text"], one["finish_reason"]) == (other["text"], other["finish_reason"])
+        assert one["token_ids"] == other["token_ids"]
+        assert one["logprobs"]["tokens"] == other["logprobs"]["tokens"]
+        assert other["logprobs"]["token_logprobs"] == pytest.approx(
+            one["logprobs"]["token_logprobs"], abs=1e-3
+        )
+    assert undisturbed["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_without_decode_workers_streams_and_requests_end_with_an_error(
