@@ -3,8 +3,11 @@ with themselves: what is in a batch beside a row, how it is cut and who computes
 row."""
 
 import math
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import pytest
 import torch
@@ -427,3 +430,29 @@ def test_a_batch_of_nothing_gives_nothing(isa: str) -> None:
     )
     assert native.paged_attention(q[:0], context.cache, empty, 1.0, 0).shape == (0, *q.shape[1:])
     assert native.linear(torch.zeros(0, 8), native.pack_linear(torch.ones(4, 8), None)).shape == (0, 4)
+
+
+# ---- threads ----
+
+
+def test_callers_in_several_threads_get_their_own_results(threads: None) -> None:
+    native.set_num_threads(2)
+    g = torch.Generator().manual_seed(4)
+    packed = native.pack_linear(random(g, 640, 256), None)
+    inputs = [random(g, 40, 256) for _ in range(4)]
+    expected = [native.linear(x, packed) for x in inputs]
+
+    def differs(index: int) -> int:
+        return sum(not same_bits(native.linear(inputs[index], packed), expected[index]) for _ in range(200))
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        assert list(pool.map(differs, range(4))) == [0, 0, 0, 0]
+
+
+def test_threads_without_work_use_no_time(threads: None) -> None:
+    native.set_num_threads(3)
+    x = torch.randn(64, 64)
+    native.linear(x, native.pack_linear(torch.randn(640, 64), None))
+    before = time.process_time()
+    Event().wait(1.0)
+    assert time.process_time() - before < 0.5  # of the two seconds that two spinning threads would take

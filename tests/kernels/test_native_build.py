@@ -86,3 +86,36 @@ def test_other_flags_make_another_library(tmp_path: Path, recorder: Path) -> Non
     assert {path.suffix for path in (tmp_path / "native").iterdir()} == {".so", ".lock"}, (
         "nothing half-made stays"
     )
+
+
+@pytest.mark.skipif(
+    "BATON_TEST_SANITIZERS" not in os.environ, reason="takes minutes; asked for by BATON_TEST_SANITIZERS"
+)
+@pytest.mark.timeout(1800)
+def test_nothing_is_read_or_written_astray(tmp_path: Path) -> None:
+    """All tests of the kernels again, compiled with the address and undefined-behaviour sanitizers."""
+    compiler = os.environ.get("CC", "cc")
+    libraries = [
+        subprocess.run(
+            [compiler, f"-print-file-name={name}"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    flags = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+    env = environment(tmp_path, compiler, BATON_NATIVE_CFLAGS=flags, LD_PRELOAD=" ".join(libraries))
+    tests = ["tests/kernels/test_native.py", "tests/kernels/test_native_decoder.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-s", "--timeout=900", *tests],
+        cwd=REPOSITORY,
+        env=env | {"ASAN_OPTIONS": "detect_leaks=0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1700,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

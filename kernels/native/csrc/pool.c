@@ -1,6 +1,6 @@
 /* Threads that wait without spinning for long, and per-thread scratch memory.
  *
- * A job is a counter that every thread draws from. Workers look for the next job for a few microseconds (the operations
+ * A job is a counter that every thread draws from. Workers look for the next job for some ten microseconds (the operations
  * of one step follow each other closely) and then sleep on a futex. A second caller that finds the pool taken computes
  * its job alone: several engines in one process stay correct, and are meant to have pools of their own, in processes. */
 #define _GNU_SOURCE
@@ -18,7 +18,7 @@
 
 #include "baton.h"
 
-enum { MAX_THREADS = 256, SPINS = 4000 };
+enum { MAX_THREADS = 256, SPINS = 500 };
 #define CLOSED 0x80000000u
 
 static struct {
