@@ -3,11 +3,12 @@
 import asyncio
 import random
 import signal
+import time
 
 import pytest
 
 from tests.faults.client import Client, Verdict, body_of, judge
-from tests.faults.cluster import Cluster
+from tests.faults.cluster import Cluster, Usage
 from tests.faults.looking import receives, runs_on
 from tests.faults.oracle import Oracle
 from tests.faults.relay import Address, Faults, Relay
@@ -75,49 +76,54 @@ async def test_a_decode_worker_with_a_wrong_address_costs_no_request(
             assert process.alive and process.pid == pid
 
 
-async def test_clients_leaving_at_any_moment_harm_nobody(
-    cluster: Cluster, client: Client, oracle: Oracle
-) -> None:
+async def test_clients_leaving_at_any_moment_harm_nobody(cluster: Cluster) -> None:
     """FAI-04."""
-    await leave_at_random(cluster, client, oracle, at_random=150, at_the_end=30)
+    await leave_at_random(cluster, at_random=150, at_the_end=30)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_two_thousand_clients_leaving_harm_nobody(
-    cluster: Cluster, client: Client, oracle: Oracle
-) -> None:
+async def test_two_thousand_clients_leaving_harm_nobody(cluster: Cluster) -> None:
     """FAI-04."""
-    await leave_at_random(cluster, client, oracle, at_random=2000, at_the_end=200)
+    await leave_at_random(cluster, at_random=2000, at_the_end=200)
 
 
-async def leave_at_random(
-    cluster: Cluster, client: Client, oracle: Oracle, at_random: int, at_the_end: int
-) -> None:
-    source = random.Random(4)
+async def leave_at_random(cluster: Cluster, at_random: int, at_the_end: int) -> None:
+    async with Client(cluster.url) as client:  # opens what is opened once
+        await asyncio.gather(*(client.complete(each) for each in cases(16, 60, 4, seed=45)))
     pids, before = cluster.pids, cluster.usage()
-    gate = asyncio.Semaphore(12)
+    async with Client(cluster.url) as client:
+        source, gate = random.Random(4), asyncio.Semaphore(12)
 
-    async def leave(index: int) -> None:
-        asked = case(source.randrange(1, 400), 24, seed=4000 + index % 40)
-        async with gate:
-            asking = asyncio.create_task(client.complete(asked, stream=bool(index % 2)))
-            await asyncio.wait([asking], timeout=source.uniform(0.0, 0.6))
-            asking.cancel()
-            await asyncio.wait([asking])
+        async def leave(index: int) -> None:
+            asked = case(source.randrange(1, 400), 24, seed=4000 + index % 40)
+            async with gate:
+                asking = asyncio.create_task(client.complete(asked, stream=bool(index % 2)))
+                await asyncio.wait([asking], timeout=source.uniform(0.0, 0.6))
+                asking.cancel()
+                await asyncio.wait([asking])
 
-    async def leave_with_the_last_token(index: int) -> None:
-        asked = case(30, 12, seed=4500 + index % 10)
-        async with gate, client.streaming(asked) as stream:
-            await stream.read(11)
+        async def leave_with_the_last_token(index: int) -> None:
+            async with gate, client.streaming(case(30, 12, seed=4500 + index % 10)) as stream:
+                await stream.read(11)
 
-    await asyncio.gather(*(leave(index) for index in range(at_random)))
-    await asyncio.gather(*(leave_with_the_last_token(index) for index in range(at_the_end)))
+        await asyncio.gather(*(leave(index) for index in range(at_random)))
+        await asyncio.gather(*(leave_with_the_last_token(index) for index in range(at_the_end)))
     await cluster.quiet()
     assert cluster.pids == pids
-    for name, usage in cluster.usage().items():
-        assert usage.num_fds <= before[name].num_fds + 40, name
-        assert usage.num_threads <= before[name].num_threads + 4, name
+    gives_up_at = time.monotonic() + 10.0
+    while (growth := grown(before, cluster.usage())) and time.monotonic() < gives_up_at:
+        await asyncio.sleep(0.2)  # connections of clients that left are closing
+    assert not growth
+
+
+def grown(before: dict[str, Usage], after: dict[str, Usage]) -> list[str]:
+    """Processes that hold more than a few connections opened on first use."""
+    return [
+        f"{name}: {before[name]} -> {usage}"
+        for name, usage in after.items()
+        if usage.num_fds > before[name].num_fds + 16 or usage.num_threads > before[name].num_threads + 6
+    ]
 
 
 @pytest.mark.parametrize("deed", ["kill", "stop"])
