@@ -96,6 +96,9 @@ class WorkerConfig:
     bind_host: str = option("127.0.0.1", "address to listen on for transfers")
     advertise_host: str = option("", "address other workers use; default: --bind-host")
     transfer_port: int = option(0, "port to listen on for transfers; 0: any free one")
+    locality: tuple[str, ...] = option(
+        (), "where it runs, as host=a,rack=b: pairs that share labels are taken to be close to each other"
+    )
     cores: tuple[int, ...] = option((), "CPU cores to run on; default: all that the process may use")
     heartbeat_interval_s: float = option(0.5, "time between status messages")
     drain_timeout_s: float = option(30.0, "time to finish running requests after SIGTERM")
@@ -105,6 +108,16 @@ class WorkerConfig:
         require(0 <= self.transfer_port < 65536, "transfer_port", "must lie in 0..65535")
         require(self.heartbeat_interval_s > 0, "heartbeat_interval_s", "must be positive")
         require(self.drain_timeout_s >= 0, "drain_timeout_s", "must not be negative")
+        self.locality_labels()
+
+    def locality_labels(self) -> dict[str, str]:
+        """Raises ``ConfigError`` for what is no label."""
+        labels = {}
+        for label in self.locality:
+            name, _, value = label.partition("=")
+            require(bool(name and value), "locality", f"must be labels such as host=a, not {label!r}")
+            labels[name] = value
+        return labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +126,10 @@ class ProxyConfig:
 
     host: str = option("127.0.0.1", "address of the HTTP API")
     port: int = option(8000, "port of the HTTP API")
+    own_port: int = option(0, "a second port of the HTTP API, this process's alone; 0: none")
+    sibling_ports: tuple[int, ...] = option(
+        (), "--own-port of each proxy that shares --port with this one, its own included"
+    )
     control_host: str = option("127.0.0.1", "address that workers announce themselves to")
     control_port: int = option(7000, "port that workers announce themselves to")
     api_key: tuple[str, ...] = option(
@@ -137,13 +154,17 @@ class ProxyConfig:
     reasoning_parser: str = option(
         "auto", "deepseek_r1 or qwen3: <think> tags are told apart; none; auto: as the chat template tells"
     )
+    slo_ttft_s: float = option(0.0, "target for the time to the first token; goodput counts it; 0: none")
+    slo_itl_s: float = option(0.0, "target for the mean time between tokens; goodput counts it; 0: none")
     prefill_fallback: bool = option(
         True, "decode workers prefill too while there is no prefill worker; off: requests get 503"
     )
 
     def __post_init__(self) -> None:
-        for name in ("port", "control_port"):
+        for name in ("port", "own_port", "control_port"):
             require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
+        known = not self.sibling_ports or (self.own_port > 0 and self.own_port in self.sibling_ports)
+        require(known, "sibling_ports", f"must name --own-port, {self.own_port}, too")
         require(self.max_attempts > 0, "max_attempts", "must be at least 1")
         require(self.stream_keep_alive_s >= 0, "stream_keep_alive_s", "must not be negative")
         require(not self.ssl_keyfile or bool(self.ssl_certfile), "ssl_keyfile", "needs --ssl-certfile")
@@ -151,6 +172,8 @@ class ProxyConfig:
         require(self.request_timeout_s > 0, "request_timeout_s", "must be positive")
         require(self.dead_after_s > 0, "dead_after_s", "must be positive")
         require(self.worker_wait_s >= 0, "worker_wait_s", "must not be negative")
+        require(self.slo_ttft_s >= 0, "slo_ttft_s", "must not be negative")
+        require(self.slo_itl_s >= 0, "slo_itl_s", "must not be negative")
         parsers = ("auto", "hermes", "qwen3_coder", "llama3_json")
         require(self.tool_call_parser in parsers, "tool_call_parser", f"must be one of {', '.join(parsers)}")
         parsers = ("auto", "none", "deepseek_r1", "qwen3")
@@ -176,12 +199,14 @@ class ServeConfig:
 
     prefill: int = option(1, "prefill workers to start")
     decode: int = option(1, "decode workers to start")
+    proxy_workers: int = option(1, "proxy processes to start; they share --port")
     colocated: bool = option(False, "no prefill workers: decode workers do both halves")
     start_timeout_s: float = option(300.0, "time for all processes to become ready")
 
     def __post_init__(self) -> None:
         require(self.prefill >= 0, "prefill", f"must not be negative, not {self.prefill}")
         require(self.decode >= 1, "decode", f"must be at least 1, not {self.decode}")
+        require(self.proxy_workers >= 1, "proxy_workers", f"must be at least 1, not {self.proxy_workers}")
         require(self.start_timeout_s > 0, "start_timeout_s", "must be positive")
 
 

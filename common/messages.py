@@ -192,6 +192,20 @@ class Load(Struct, frozen=True):
     num_receiving: int = 0  # transfers under way into this worker
 
 
+class Pace(Struct, frozen=True):
+    """How fast an engine has been lately; 0: not known yet."""
+
+    prefill_tokens_per_s: float = 0.0
+    step_s: float = 0.0  # of steps that computed one token for each of their sequences
+
+
+class Histogram(Struct, frozen=True, array_like=True):
+    """Values counted in the buckets that common/metrics.py defines for its name."""
+
+    counts: tuple[int, ...]  # of each bucket alone, the last one for what is above all bounds
+    total: float  # sum of the values
+
+
 class Status(Struct, frozen=True, tag=True):
     """Heartbeat of a worker; the first one registers it."""
 
@@ -206,13 +220,24 @@ class Status(Struct, frozen=True, tag=True):
     draining: bool = False
     max_sequence_tokens: int = 0  # the longest sequence (prompt and output) its pool can ever hold
     counters: dict[str, float] = {}  # totals since start, by metric name or name:label
+    gauges: dict[str, float] = {}  # by metric name
+    histograms: dict[str, Histogram] = {}  # since start, by metric name
+    pace: Pace = Pace()
+    block_bytes: int = 0
+    links: dict[str, float] = {}  # bytes/s to decode workers, by their incarnation, as measured lately
+    locality: dict[str, str] = {}  # where it runs, such as {"host": "a", "rack": "b"}
 
 
-class BlocksStored(Struct, frozen=True, tag=True):
+class BlocksStored(Struct, frozen=True, tag=True, omit_defaults=True):
+    """These blocks can be found in the worker's prefix cache from now on."""
+
     block_hashes: tuple[bytes, ...]
+    is_first: bool = False  # of a session: what was told before is void
 
 
 class BlocksRemoved(Struct, frozen=True, tag=True):
+    """These blocks are not in the worker's prefix cache any more."""
+
     block_hashes: tuple[bytes, ...]
 
 
