@@ -32,7 +32,7 @@ def load(path: str, role: str = "") -> dict[str, Any]:
             values |= _named(path, {key: value})
     for name, section in sections.items():
         if "workers" in section:
-            values[name] = section.pop("workers")
+            values["proxy_workers" if name == "proxy" else name] = section.pop("workers")
     return values | sections.get(role, {})
 
 
@@ -57,7 +57,7 @@ def _named(path: str, options: dict[Any, Any], section: str = "") -> dict[str, A
     for key, value in options.items():
         name = str(key).replace("-", "_")
         where = f"{section}.{key}" if section else str(key)
-        if name not in known and not (name == "workers" and section in ("prefill", "decode")):
+        if name not in known and not (name == "workers" and section):
             raise ConfigError(f"--config: {where} in {path} is no option")
         if value is None:
             raise ConfigError(f"--config: {where} in {path} has no value")

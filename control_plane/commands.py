@@ -15,21 +15,22 @@ from control_plane.deployment import Deployment, WorkerSet, control_address
 PROXY_STAGE, WORKER_STAGE = (
     0,
     1,
-)  # the proxy is stopped first: it finishes its requests with the workers' help
+)  # proxies are stopped first: they finish their requests with the workers' help
 
 
 def commands(deployment: Deployment, environment: Mapping[str, str]) -> list[Command]:
-    """The processes to start, proxy first."""
+    """The processes to start, proxies first."""
     child_environment = _child_environment(environment)
     workers = [(group, index) for group in deployment.workers for index in range(group.count)]
     shares = _shares([group.worker.cores for group, _ in workers])
-    found = [_proxy(deployment, child_environment)]
+    found = _proxies(deployment, child_environment)
+    addresses = tuple(map(control_address, deployment.proxies))
     for position, ((group, index), share) in enumerate(zip(workers, shares, strict=True)):
         worker = replace(
             group.worker,
             name="-".join(part for part in (group.worker.name, group.role, str(index)) if part),
             cores=share,
-            proxies=(control_address(deployment.proxy),),
+            proxies=addresses,
         )
         device = gpus.spread(group.engine.device, position, deployment.num_gpus)
         placed = replace(group, worker=worker, engine=replace(group.engine, device=device))
@@ -50,10 +51,13 @@ def _shares(asked: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [next(shares[pool]) for pool in pools]
 
 
-def _proxy(deployment: Deployment, environment: dict[str, str]) -> Command:
-    proxy, engine = deployment.proxy, deployment.engine
-    argv = (*_python("proxy"), *options.to_argv(engine, proxy))
-    return Command("proxy", argv, environment | options.to_environment(proxy), stage=PROXY_STAGE)
+def _proxies(deployment: Deployment, environment: dict[str, str]) -> list[Command]:
+    found = []
+    for index, proxy in enumerate(deployment.proxies):
+        name = "proxy" if len(deployment.proxies) == 1 else f"proxy-{index}"
+        argv = (*_python("proxy"), *options.to_argv(deployment.engine, proxy))
+        found.append(Command(name, argv, environment | options.to_environment(proxy), stage=PROXY_STAGE))
+    return found
 
 
 def _worker(group: WorkerSet, environment: dict[str, str]) -> Command:

@@ -1,10 +1,11 @@
-"""What ``baton serve`` was asked to run: a proxy, and sets of prefill and decode workers."""
+"""What ``baton serve`` was asked to run: proxies, and sets of prefill and decode workers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common import options
 from common.config import ConfigError, EngineConfig, ProxyConfig, ServeConfig, TransferConfig, WorkerConfig
+from common.hosts import reachable
 
 CLASSES = (EngineConfig, TransferConfig, WorkerConfig, ProxyConfig, ServeConfig)
 
@@ -23,11 +24,16 @@ class WorkerSet:
 @dataclass(frozen=True, slots=True)
 class Deployment:
     serve: ServeConfig
-    engine: EngineConfig  # as the proxy sees it
-    proxy: ProxyConfig
+    engine: EngineConfig  # as the proxies see it
+    proxies: tuple[ProxyConfig, ...]  # one per process; they differ in their ports
     workers: tuple[WorkerSet, ...]  # prefill first
     control_port_given: bool
     num_gpus: int
+
+    @property
+    def proxy(self) -> ProxyConfig:
+        """What all proxies have in common; its own ports are those of the first."""
+        return self.proxies[0]
 
     @property
     def engines(self) -> list[EngineConfig]:
@@ -52,10 +58,24 @@ def read(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int = 0)
     return Deployment(
         serve=serve,
         engine=options.build(EngineConfig, for_proxy),
-        proxy=proxy,
+        proxies=_proxies(proxy, serve.proxy_workers),
         workers=workers,
         control_port_given="control_port" in for_proxy,
         num_gpus=num_gpus,
+    )
+
+
+def _proxies(proxy: ProxyConfig, count: int) -> tuple[ProxyConfig, ...]:
+    """With ports that follow one another, where ports were given."""
+    if count > 1 and proxy.port == 0:
+        raise ConfigError(f"--port: {count} proxies can only share a port that is given, not 0")
+
+    def after(port: int, index: int) -> int:
+        return port + index if port else 0
+
+    return tuple(
+        replace(proxy, control_port=after(proxy.control_port, index), own_port=after(proxy.own_port, index))
+        for index in range(count)
     )
 
 
@@ -79,16 +99,21 @@ def _worker_set(role: str, count: int, given: Mapping[str, options.Given]) -> Wo
 
 def http_url(deployment: Deployment) -> str:
     """Where clients of this machine reach the API."""
-    scheme = "https" if deployment.proxy.ssl_certfile else "http"
-    return f"{scheme}://{reachable(deployment.proxy.host)}:{deployment.proxy.port}"
+    proxy = deployment.proxy
+    return f"{_scheme(proxy)}://{reachable(proxy.host)}:{proxy.port}"
+
+
+def own_url(deployment: Deployment, proxy: ProxyConfig) -> str:
+    """Where ``proxy`` and no other answers."""
+    if len(deployment.proxies) == 1:
+        return http_url(deployment)
+    return f"{_scheme(proxy)}://{reachable(proxy.host)}:{proxy.own_port}"
+
+
+def _scheme(proxy: ProxyConfig) -> str:
+    return "https" if proxy.ssl_certfile else "http"
 
 
 def control_address(proxy: ProxyConfig) -> str:
-    """Where workers of this machine reach the proxy."""
+    """Where workers of this machine reach a proxy."""
     return f"tcp://{reachable(proxy.control_host)}:{proxy.control_port}"
-
-
-def reachable(host: str) -> str:
-    """``host`` as part of a URL that this machine can connect to."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host

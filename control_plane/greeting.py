@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 
-from control_plane.deployment import Deployment, control_address, http_url
+from control_plane.deployment import Deployment, control_address, http_url, own_url
 
 
 def start_text(plan: Deployment) -> str:
     workers = " + ".join(f"{group.count} {group.role}" for group in plan.workers)
+    several = len(plan.proxies) > 1
+    proxies = f"{len(plan.proxies)} proxies" if several else "1 proxy"
+    own = ", each by itself at " + ", ".join(own_url(plan, p) for p in plan.proxies) if several else ""
     return (
-        f"baton: {plan.engine.model} on 1 proxy + {workers}\n"
-        f"  HTTP      {http_url(plan)}\n"
-        f"  control   {control_address(plan.proxy)}"
+        f"baton: {plan.engine.model} on {proxies} + {workers}\n"
+        f"  HTTP      {http_url(plan)}{own}\n"
+        f"  control   {', '.join(map(control_address, plan.proxies))}"
     )
 
 

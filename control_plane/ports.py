@@ -1,4 +1,4 @@
-"""Ports that ``baton serve`` gives to the proxy, found out before anything starts."""
+"""Ports that ``baton serve`` gives to its proxies, found out before anything starts."""
 
 import errno
 import socket
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from common.config import ConfigError
 
 
-class ControlPort(NamedTuple):
+class ClaimedPort(NamedTuple):
     port: int
     claim: socket.socket  # keep it open while the port is in use
 
@@ -25,33 +25,33 @@ def require_free(host: str, port: int, option: str) -> None:
         raise ConfigError(f"--{option}: {text}") from error
 
 
-def control_port(host: str, port: int, fixed: bool) -> ControlPort:
+def claim(host: str, port: int, fixed: bool, option: str) -> ClaimedPort:
     """``port``, or a free one if it is taken and not ``fixed``. Another ``baton serve`` that starts at
-    the same time, before our proxy listens, sees the claim and takes another one."""
+    the same time, before our proxies listen, sees the claim and takes another one."""
     if port == 0:
-        return _any_port(host)
-    claim = _claim(port)
-    if claim is not None:
+        return _any_port(host, option)
+    mark = _mark(port)
+    if mark is not None:
         try:
-            require_free(host, port, "control-port")
-            return ControlPort(port, claim)
+            require_free(host, port, option)
+            return ClaimedPort(port, mark)
         except ConfigError:
-            claim.close()
+            mark.close()
             if fixed:
                 raise
     elif fixed:
-        raise ConfigError(f"--control-port: {port} is taken by another baton serve")
-    return _any_port(host)
+        raise ConfigError(f"--{option}: {port} is taken by another baton serve")
+    return _any_port(host, option)
 
 
-def _any_port(host: str) -> ControlPort:
+def _any_port(host: str, option: str) -> ClaimedPort:
     for _ in range(100):
         with _listen(host, 0) as probe:
             port = int(probe.getsockname()[1])
-        claim = _claim(port)
-        if claim is not None:
-            return ControlPort(port, claim)
-    raise ConfigError(f"--control-port: no free port on {host}")
+        mark = _mark(port)
+        if mark is not None:
+            return ClaimedPort(port, mark)
+    raise ConfigError(f"--{option}: no free port on {host}")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -67,13 +67,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _claim(port: int) -> socket.socket | None:
+def _mark(port: int) -> socket.socket | None:
     """A mark on ``port`` that every ``baton serve`` of this machine sees and that goes when we end; None when
     another has it. It is a Unix socket in Linux's abstract namespace; on other systems it marks nothing."""
     mark = socket.socket(socket.AF_UNIX)
     try:
         if sys.platform == "linux":
-            mark.bind(f"\0baton-control-port-{port}")
+            mark.bind(f"\0baton-port-{port}")
     except OSError:
         mark.close()
         return None

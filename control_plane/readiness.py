@@ -1,7 +1,7 @@
-"""A freshly started system is ready when its proxy says so and all workers have announced themselves."""
+"""A freshly started system is ready when its proxies say so and all workers have announced themselves."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -9,9 +9,14 @@ import httpx
 _INTERVAL_S = 0.1  # there is no event to wait for: the proxy is another process that may not listen yet
 
 
-async def wait_ready(url: str, api_key: str, roles: Mapping[str, int]) -> dict[str, str]:
-    """Until requests would be served by at least as many workers as ``roles`` says: then the transfer
-    addresses of workers by name. Waits for ever: the caller sets the time limit."""
+async def wait_ready(urls: Sequence[str], api_key: str, roles: Mapping[str, int]) -> dict[str, str]:
+    """Until each proxy would have requests served by at least as many workers as ``roles`` says: then the
+    transfer addresses of workers by name. Waits for ever: the caller sets the time limit."""
+    found = await asyncio.gather(*(_wait_ready(url, api_key, roles) for url in urls))
+    return found[0]
+
+
+async def _wait_ready(url: str, api_key: str, roles: Mapping[str, int]) -> dict[str, str]:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with _client(url, headers) as client:
         while not _enough(await _get(client, "/ready"), roles):  # noqa: ASYNC110

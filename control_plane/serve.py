@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -13,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from common import model_source
-from common.config import ConfigError
+from common.config import ConfigError, ProxyConfig
 from common.model_config import ModelConfig, ModelError
 from common.options import refusal
 from control_plane import deployment, gpus, memory, ports
 from control_plane.commands import commands
-from control_plane.deployment import Deployment, http_url
+from control_plane.deployment import Deployment, own_url
 from control_plane.greeting import ready_text, start_text
 from control_plane.readiness import wait_ready
 from control_plane.supervisor import Limits, Outcome, Supervisor
@@ -35,11 +36,8 @@ def main(argv: Sequence[str]) -> int:
         plan.proxy.all_keys()  # says now what is wrong with the file of keys
         check_model(plan)
         ports.require_free(plan.proxy.host, plan.proxy.port, "port")
-        control = ports.control_port(
-            plan.proxy.control_host, plan.proxy.control_port, fixed=plan.control_port_given
-        )
-        with control.claim:
-            return run(replace(plan, proxy=replace(plan.proxy, control_port=control.port)))
+        with contextlib.ExitStack() as claims:
+            return run(replace(plan, proxies=with_ports(plan, claims)))
     except (ConfigError, ModelError) as error:
         return refusal(PROGRAM, error)
 
@@ -52,6 +50,23 @@ def check_model(plan: Deployment) -> None:
         memory.require_enough(model, config, engines, memory.available_bytes(), plan.num_gpus)
 
 
+def with_ports(plan: Deployment, claims: contextlib.ExitStack) -> tuple[ProxyConfig, ...]:
+    """The proxies with ports that are free, and no other ``baton serve``'s while ``claims`` is open."""
+
+    def claim(host: str, port: int, fixed: bool, option: str) -> int:
+        found = ports.claim(host, port, fixed, option)
+        claims.enter_context(found.claim)
+        return found.port
+
+    given = plan.control_port_given
+    control = [claim(p.control_host, p.control_port, given, "control-port") for p in plan.proxies]
+    proxies = [replace(p, control_port=port) for p, port in zip(plan.proxies, control, strict=True)]
+    if len(proxies) == 1:
+        return tuple(proxies)
+    own = tuple(claim(p.host, p.own_port, p.own_port > 0, "own-port") for p in proxies)
+    return tuple(replace(p, own_port=port, sibling_ports=own) for p, port in zip(proxies, own, strict=True))
+
+
 def run(plan: Deployment) -> int:
     processes = commands(plan, os.environ)
     terminal = Terminal.standard([process.name for process in processes])
@@ -61,8 +76,9 @@ def run(plan: Deployment) -> int:
 
     async def ready() -> str:
         keys = plan.proxy.all_keys()
+        urls = [own_url(plan, proxy) for proxy in plan.proxies]
         roles = {group.role: group.count for group in plan.workers}
-        addresses = await wait_ready(http_url(plan), keys[0] if keys else "", roles)
+        addresses = await wait_ready(urls, keys[0] if keys else "", roles)
         memory_bytes = {name: memory.resident_bytes(child.pid) for name, child in supervisor.children.items()}
         return ready_text(plan, time.monotonic() - started, memory_bytes, addresses)
 

@@ -9,7 +9,7 @@ from common import logs, options
 from common.config import ConfigError, EngineConfig, ProxyConfig
 from common.model_config import ModelError
 from proxy.served_model import ServedModel
-from proxy.server import bind, check_certificate, serve
+from proxy.server import check_certificate, listeners, serve
 
 
 def main() -> int:
@@ -19,11 +19,11 @@ def main() -> int:
     try:
         config.all_keys()
         check_certificate(config)
-        listener = bind(config.host, config.port)
+        sockets = listeners(config)
         model = ServedModel.load(engine, config.tool_call_parser, config.reasoning_parser)
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look through it again and again
-        uvloop.run(serve(config, model, listener))
+        uvloop.run(serve(config, model, sockets))
     except (ConfigError, ModelError, OSError) as error:
         return options.refusal("proxy", ConfigError(str(error)))
     return 0

@@ -26,6 +26,7 @@ from proxy.reply import IGNORED, Reply
 from proxy.responses_job import responses_job
 from proxy.schema import DetokenizeBody, TokenizeBody, read
 from proxy.served_model import ServedModel
+from proxy.siblings import metrics_of_all
 from proxy.validate import check_model
 from proxy.version import VERSION
 from proxy.worker import Worker
@@ -137,8 +138,12 @@ def _add_state(app: FastAPI, frontend: Frontend) -> None:
         return _json(state, 200 if registry.serves else 503)
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(frontend.metrics.render(), media_type=METRICS_TYPE)
+    async def metrics(request: Request) -> Response:
+        told = frontend.metrics.render()
+        asked_alone = request.scope["server"][1] == frontend.config.own_port
+        if frontend.config.sibling_ports and not asked_alone:
+            told = (await metrics_of_all(told.decode(), frontend.config)).encode()
+        return Response(told, media_type=METRICS_TYPE)
 
     @app.get("/version")
     async def version() -> Response:

@@ -29,11 +29,26 @@ DRAIN_S = 30
 logger = logging.getLogger(__name__)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Raises OSError whose text names the address."""
+def listeners(config: ProxyConfig) -> list[socket.socket]:
+    """Where clients come in: the port that siblings may share, and the one of this process alone. Raises
+    OSError whose text names the address."""
+    found = [bind(config.host, config.port, shared=bool(config.sibling_ports))]
+    try:
+        if config.own_port:
+            found.append(bind(config.host, config.own_port))
+    except OSError:
+        found[0].close()
+        raise
+    return found
+
+
+def bind(host: str, port: int, shared: bool = False) -> socket.socket:
+    """The system spreads connections over the processes that listen on a ``shared`` port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -67,22 +82,22 @@ def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Fr
     return Frontend(config, model, registry, dispatcher, metrics)
 
 
-async def serve(config: ProxyConfig, model: ServedModel, listener: socket.socket) -> None:
+async def serve(config: ProxyConfig, model: ServedModel, sockets: list[socket.socket]) -> None:
     """Raises OSError when the control port is taken."""
     channel = WorkerChannel(control_address(config))
     try:
         frontend = build(config, model, channel)
-        host, port = listener.getsockname()[:2]
+        host, port = sockets[0].getsockname()[:2]
         logger.info("HTTP API on %s port %d, workers announce themselves to %s", host, port, channel.address)
         async with asyncio.TaskGroup() as tasks:
             conversation = tasks.create_task(frontend.dispatcher.run())
-            await _serve_http(build_app(frontend), listener, config)
+            await _serve_http(build_app(frontend), sockets, config)
             conversation.cancel()
     finally:
         channel.close()
 
 
-async def _serve_http(app: ASGIApp, listener: socket.socket, config: ProxyConfig) -> None:
+async def _serve_http(app: ASGIApp, sockets: list[socket.socket], config: ProxyConfig) -> None:
     """Until a signal; a failure of the conversation with workers cancels it."""
     server = uvicorn.Server(
         uvicorn.Config(
@@ -99,7 +114,7 @@ async def _serve_http(app: ASGIApp, listener: socket.socket, config: ProxyConfig
             ssl_keyfile=config.ssl_keyfile or None,
         )
     )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=sockets))
     await asyncio.sleep(0)  # lets uvicorn install its signal handlers, so that ours replace them
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

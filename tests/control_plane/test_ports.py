@@ -33,25 +33,25 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def test_a_control_port_that_is_taken_is_replaced_unless_it_was_asked_for() -> None:
     with taken() as listener:
         port = listener.getsockname()[1]
-        replacement = ports.control_port(HOST, port, fixed=False)
+        replacement = ports.claim(HOST, port, option="control-port", fixed=False)
         with replacement.claim:
             assert replacement.port != port
             ports.require_free(HOST, replacement.port, "control-port")
         with pytest.raises(ConfigError, match=f"--control-port: {HOST}:{port} is taken"):
-            ports.control_port(HOST, port, fixed=True)
+            ports.claim(HOST, port, option="control-port", fixed=True)
 
 
 def test_two_servers_that_start_at_once_choose_different_control_ports() -> None:
     with taken() as listener:
         port = listener.getsockname()[1]
-    first = ports.control_port(HOST, port, fixed=False)  # nobody listens there yet
+    first = ports.claim(HOST, port, option="control-port", fixed=False)  # nobody listens there yet
     with first.claim:
-        second = ports.control_port(HOST, port, fixed=False)
+        second = ports.claim(HOST, port, option="control-port", fixed=False)
         with second.claim:
             assert first.port == port
             assert second.port != port
         with pytest.raises(ConfigError, match=f"--control-port: {port} is taken by another baton serve"):
-            ports.control_port(HOST, port, fixed=True)
-    again = ports.control_port(HOST, port, fixed=True)
+            ports.claim(HOST, port, option="control-port", fixed=True)
+    again = ports.claim(HOST, port, option="control-port", fixed=True)
     again.claim.close()
     assert again.port == port
