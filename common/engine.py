@@ -26,7 +26,8 @@ from common.batch import build
 from common.cache import Cache
 from common.config import EngineConfig
 from common.grammar import GrammarError, Grammars
-from common.messages import Load, ModelInfo, Refusal, WorkerError
+from common.messages import Load, ModelInfo, Pace, Refusal, WorkerError
+from common.pace import Stopwatch
 from common.pool import BlockPool, CacheEvents
 from common.prompt_logprobs import note_prompt_logprobs
 from common.roster import Reservation, Roster
@@ -84,6 +85,7 @@ class Engine:
         self._changed = threading.Condition()
         self._stopping = False
         self._on_step: OnStep | None = None
+        self._stopwatch = Stopwatch()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # The thread
@@ -147,9 +149,12 @@ class Engine:
         """None when it went wrong."""
         if not works:
             return []
+        began = time.monotonic()
         try:
             with torch.inference_mode():
-                return self._forward(works)
+                sampled = self._forward(works)
+            self._stopwatch.note([work.num_tokens for work in works], time.monotonic() - began)
+            return sampled
         except Exception:
             logger.exception("a step with %d sequences failed", len(works))
             return None
@@ -213,10 +218,13 @@ class Engine:
         with self._changed:
             return self._pool.take_events()
 
-    def cached_hashes(self) -> tuple[bytes, ...]:
-        """All block hashes known."""
+    def cached_hashes(self) -> tuple[CacheEvents, tuple[bytes, ...]]:
+        """What ``take_events`` returns, and all block hashes known at that moment."""
         with self._changed:
-            return self._pool.hashes()
+            return self._pool.take_events(), self._pool.hashes()
+
+    def pace(self) -> Pace:
+        return self._stopwatch.pace
 
     # Prefill side of a hand-over
 

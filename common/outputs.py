@@ -35,6 +35,7 @@ def status_of(
     address: str,
     draining: bool,
     counters: dict[str, float],
+    links: dict[str, float] | None = None,
 ) -> Status:
     if not engine.alive:
         raise RuntimeError("the engine has ended: this worker serves nothing any more")
@@ -50,4 +51,7 @@ def status_of(
         draining=draining,
         max_sequence_tokens=engine.max_sequence_tokens,
         counters=counters,
+        pace=engine.pace(),
+        block_bytes=engine.cache.block_bytes,
+        links=links or {},
     )

@@ -10,6 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Protocol
 
+from msgspec import structs
+
+from common.block_news import BlockNews, Book
 from common.channel import ProxyChannel
 from common.config import WorkerConfig
 from common.messages import (
@@ -29,6 +32,7 @@ from common.sequence import SequenceKey
 
 logger = logging.getLogger(__name__)
 
+BLOCK_NEWS_INTERVAL_S = 0.05  # between messages about the prefix cache at least
 FLUSH_S = 1.0  # for the last tokens of a drained worker to leave
 
 
@@ -57,8 +61,11 @@ class Role(Protocol):
 class Service:
     """Runs in the worker's main event loop."""
 
-    def __init__(self, config: WorkerConfig, incarnation: str, role: Role) -> None:
+    def __init__(self, config: WorkerConfig, incarnation: str, role: Role, book: Book) -> None:
         self._interval_s = config.heartbeat_interval_s
+        self._locality = config.locality_labels()
+        self._block_news = BlockNews(book)
+        self._stepped = asyncio.Event()
         self._drain_timeout_s = config.drain_timeout_s
         self._role = role
         self._channels = [ProxyChannel(address, incarnation) for address in config.proxies]
@@ -76,6 +83,7 @@ class Service:
         """Serve until drained."""
         conversations = [asyncio.create_task(self._converse(channel)) for channel in self._channels]
         heart = asyncio.create_task(self._heartbeat())
+        conversations.append(asyncio.create_task(self._tell_blocks()))
         try:
             done, _ = await asyncio.wait([heart, *conversations], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -118,6 +126,7 @@ class Service:
 
     def publish(self, outputs: Iterable[Tokens]) -> None:
         """Send to each proxy what belongs to it, in one message. What nobody owns any more is left out."""
+        self._stepped.set()
         batches: dict[ProxyChannel, list[Tokens]] = defaultdict(list)
         for tokens in outputs:
             key = SequenceKey(tokens.request_id, tokens.attempt)
@@ -149,6 +158,7 @@ class Service:
             try:
                 self._hear(channel, await channel.receive())
             except ConnectionError as error:
+                self._block_news.forget(channel)
                 num_aborted = self._abort_all(channel, "proxy lost")
                 level = logging.WARNING if num_aborted else logging.INFO  # a proxy that stops is no trouble
                 logger.log(level, "%s; %d of its requests are aborted", error, num_aborted)
@@ -189,7 +199,8 @@ class Service:
     async def _heartbeat(self) -> None:
         """Status on a timer and whenever ``drain`` asks; ends when a drain is complete."""
         while True:
-            self.announce(self._role.status(self._draining))
+            self.announce(structs.replace(self._role.status(self._draining), locality=self._locality))
+            self._stepped.set()
             if self._draining and not self._owners and (self._cut or self._role.idle()):
                 return
             self._beat.clear()
@@ -198,6 +209,16 @@ class Service:
                     await self._beat.wait()
             except TimeoutError:
                 pass
+
+    async def _tell_blocks(self) -> None:
+        """After steps, but not after each."""
+        while True:
+            await self._stepped.wait()
+            self._stepped.clear()
+            is_open = [channel for channel in self._channels if channel.proxy_incarnation is not None]
+            for channel, message in self._block_news.take(is_open):
+                self._send(channel, message)
+            await asyncio.sleep(BLOCK_NEWS_INTERVAL_S)
 
     def _cut_off(self) -> None:
         """The drain time is over: end what is left with an error, so that its proxy can try elsewhere. A

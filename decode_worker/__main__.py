@@ -18,7 +18,7 @@ async def serve(setup: startup.Setup) -> None:
     advertised = setup.worker.advertise_host
     listener = await transfers.run(listen(address, worker.receiver.serve, advertise_host=advertised))
     worker.address = listener.address
-    worker.service = Service(setup.worker, setup.incarnation, worker)
+    worker.service = Service(setup.worker, setup.incarnation, worker, engine)
     engine.start(worker.on_step)
     try:
         await startup.serve_until_drained(worker.service)

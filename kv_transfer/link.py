@@ -34,6 +34,9 @@ from kv_transfer import transport
 from kv_transfer.checksum import checksum
 from kv_transfer.outgoing import Outgoing, Phase
 
+MEMORY = 0.8  # how much of what is known of a link's speed a further transfer leaves
+MAX_SPEEDS = 256  # the decode workers heard of last
+
 log = logging.getLogger(__name__)
 
 
@@ -57,6 +60,13 @@ class SenderCounters:
     sent_bytes: int = 0
     sent_blocks: int = 0
     skipped_blocks: int = 0  # held by the receiver already
+    bytes_per_s: dict[str, float] = field(default_factory=dict)  # by the decode worker's incarnation
+
+    def note_speed(self, incarnation: str, bytes_per_s: float) -> None:
+        known = self.bytes_per_s.pop(incarnation, bytes_per_s)
+        self.bytes_per_s[incarnation] = MEMORY * known + (1 - MEMORY) * bytes_per_s
+        if len(self.bytes_per_s) > MAX_SPEEDS:
+            del self.bytes_per_s[next(iter(self.bytes_per_s))]
 
 
 class LinkOwner(Protocol):
@@ -204,6 +214,8 @@ class Link:
             digest = checksum(payload) if self._config.checksums else None
             if outgoing.num_sent == outgoing.num_landed:
                 self._watch(outgoing)
+                outgoing.busy_since = asyncio.get_running_loop().time()
+                outgoing.busy_from = outgoing.num_landed
             outgoing.num_sent += count
             await connection.send(
                 messages.encode(Blocks(outgoing.transfer_id, first, count, digest)), payload
@@ -242,11 +254,20 @@ class Link:
 
     def _credited(self, outgoing: Outgoing, num_landed: int) -> None:
         outgoing.note_landed(num_landed)
+        if num_landed == outgoing.num_sent:
+            self._note_speed(outgoing)
         if outgoing.awaits_answer:
             self._watch(outgoing)
         elif outgoing.stall_timer is not None:
             outgoing.stall_timer.cancel()
         self.wake()
+
+    def _note_speed(self, outgoing: Outgoing) -> None:
+        """All that was sent has landed."""
+        duration_s = asyncio.get_running_loop().time() - outgoing.busy_since
+        num_bytes = (outgoing.num_landed - outgoing.busy_from) * self._block_bytes
+        if num_bytes and duration_s > 0:
+            self._counters.note_speed(self._target.incarnation, num_bytes / duration_s)
 
     def _watch(self, outgoing: Outgoing) -> None:
         """(Re)start the timer that fails the transfer when the receiver shows no progress."""

@@ -36,6 +36,8 @@ class Outgoing:
     credit: int = 0
     handover: Handover | None = None
     prefilled_at: float = 0.0
+    busy_since: float = 0.0  # loop.time(), when everything sent before had landed
+    busy_from: int = 0  # blocks landed then
     stall_timer: asyncio.TimerHandle | None = None
 
     def next_run(self, max_blocks: int) -> tuple[int, int] | None:

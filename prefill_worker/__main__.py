@@ -12,7 +12,7 @@ async def serve(setup: startup.Setup) -> None:
     engine = startup.build_engine(setup)
     transfers = LoopThread("transfers")
     worker = PrefillWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name)
-    worker.service = Service(setup.worker, setup.incarnation, worker)
+    worker.service = Service(setup.worker, setup.incarnation, worker, engine)
     engine.start(worker.on_step)
     try:
         await startup.serve_until_drained(worker.service)

@@ -42,7 +42,14 @@ class PrefillWorker:
 
     def status(self, draining: bool) -> Status:
         return status_of(
-            self._engine, self._incarnation, self._name, "prefill", "", draining, self._counters()
+            self._engine,
+            self._incarnation,
+            self._name,
+            "prefill",
+            "",
+            draining,
+            self._counters(),
+            dict(self._sender.counters.bytes_per_s),
         )
 
     def generate(self, message: Generate) -> None:

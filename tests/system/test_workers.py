@@ -19,6 +19,7 @@ from common.messages import (
     Abort,
     Accept,
     Blocks,
+    BlocksRemoved,
     Credit,
     DecodeTarget,
     Drain,
@@ -58,6 +59,7 @@ class ScriptedProxy:
         self.peers: dict[str, Peer] = {}
         self.tokens: dict[str, list[Tokens]] = defaultdict(list)
         self.sources: dict[str, list[str]] = defaultdict(list)  # role of the worker behind each message
+        self.blocks: dict[str, set[bytes]] = defaultdict(set)  # in the caches, as their workers tell it
         self._changed = asyncio.Condition()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._ping())]
 
@@ -75,6 +77,14 @@ class ScriptedProxy:
                     for tokens in message.tokens:
                         self.tokens[tokens.request_id].append(tokens)
                         self.sources[tokens.request_id].append(roles[peer])
+                else:
+                    known = self.blocks[roles[peer]]
+                    if isinstance(message, BlocksRemoved):
+                        known.difference_update(message.block_hashes)
+                    else:
+                        if message.is_first:
+                            known.clear()
+                        known.update(message.block_hashes)
                 self._changed.notify_all()
 
     async def _ping(self) -> None:
@@ -157,8 +167,8 @@ class Cluster:
         self.prefill = PrefillWorker(prefill, self.transfers[0], transfer_config, "p1", "prefill")
         self.decode = DecodeWorker(decode, self.transfers[1], transfer_config, "d1", "decode")
         self.services = {
-            "prefill": Service(config, "p1", self.prefill),
-            "decode": Service(config, "d1", self.decode),
+            "prefill": Service(config, "p1", self.prefill, prefill),
+            "decode": Service(config, "d1", self.decode, decode),
         }
         self.prefill.service, self.decode.service = self.services["prefill"], self.services["decode"]
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -436,3 +446,26 @@ async def test_room_kept_for_a_hand_over_that_is_refused_goes_to_the_next_in_the
 
         connection = await running.transfers[1].run(hand_over())
         await running.transfers[1].run(connection.close())
+
+
+async def test_proxies_hear_exactly_which_blocks_the_caches_hold() -> None:
+    async with cluster(prefill={"num_blocks": 24}, decode={"num_blocks": 24}) as running:
+        proxy = running.proxy
+        for index in range(6):  # more than the caches hold, so that blocks go, too
+            proxy.generate(f"r{index}", prompt(30, index), 4)
+            await proxy.finished(f"r{index}")
+        for role, engine in (("prefill", running.prefill_engine), ("decode", running.decode_engine)):
+            pool = engine._pool
+            await proxy.until(lambda role=role, pool=pool: proxy.blocks[role] == set(pool.hashes()))  # type: ignore[misc]
+            assert proxy.blocks[role]
+
+
+async def test_workers_report_how_fast_they_and_their_links_are() -> None:
+    async with cluster() as running:
+        proxy = running.proxy
+        proxy.generate("a", prompt(40), 6)
+        await proxy.finished("a")
+        await proxy.until(lambda: proxy.status["prefill"].links.get("d1", 0) > 0)
+        await proxy.until(lambda: proxy.status["prefill"].pace.prefill_tokens_per_s > 0)
+        await proxy.until(lambda: proxy.status["decode"].pace.step_s > 0)
+        assert proxy.status["decode"].block_bytes == running.decode_engine.cache.block_bytes

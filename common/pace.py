@@ -1,0 +1,29 @@
+"""How fast an engine is: what proxies predict waiting times from."""
+
+from collections.abc import Sequence
+
+from common.messages import Pace
+
+MEMORY = 0.9  # how much of what is known a further step leaves
+
+
+class Stopwatch:
+    """Averages over the latest steps, prompts weighted by their tokens. Written by the engine's thread; a
+    ``pace`` once read does not change."""
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        self._num_tokens = self._prefill_s = 0.0
+
+    def note(self, num_tokens: Sequence[int], duration_s: float) -> None:
+        """A step computed so many tokens of each of its sequences."""
+        if duration_s <= 0:
+            return
+        prefill, step_s = self.pace.prefill_tokens_per_s, self.pace.step_s
+        if max(num_tokens) == 1:
+            step_s = MEMORY * step_s + (1 - MEMORY) * duration_s if step_s else duration_s
+        else:
+            self._num_tokens = MEMORY * self._num_tokens + sum(num_tokens)
+            self._prefill_s = MEMORY * self._prefill_s + duration_s
+            prefill = self._num_tokens / self._prefill_s
+        self.pace = Pace(prefill, step_s)

@@ -1,0 +1,36 @@
+from common.messages import Pace
+from common.pace import Stopwatch
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    assert Stopwatch().pace == Pace(0.0, 0.0)
+
+
+def test_steps_with_prompts_and_steps_of_single_tokens_are_kept_apart() -> None:
+    watch = Stopwatch()
+    watch.note([512], 0.25)
+    watch.note([1, 1, 1], 0.02)
+    assert watch.pace == Pace(prefill_tokens_per_s=2048.0, step_s=0.02)
+
+
+def test_what_was_measured_long_ago_fades() -> None:
+    watch = Stopwatch()
+    watch.note([100], 10.0)
+    for _ in range(100):
+        watch.note([100], 0.1)
+        watch.note([1], 0.05)
+    assert 900 < watch.pace.prefill_tokens_per_s < 1001
+    assert abs(watch.pace.step_s - 0.05) < 1e-9
+
+
+def test_long_prompts_count_more_than_short_ones() -> None:
+    watch = Stopwatch()
+    watch.note([1000], 0.5)
+    watch.note([2], 0.02)
+    assert watch.pace.prefill_tokens_per_s > 1500
+
+
+def test_a_step_without_duration_is_not_counted() -> None:
+    watch = Stopwatch()
+    watch.note([4], 0.0)
+    assert watch.pace == Pace()
