@@ -1,3 +1,4 @@
+import contextlib
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from common.config import ConfigError, EngineConfig, ProxyConfig, TransferConfig
 from control_plane import deployment
 from control_plane.child import Command
 from control_plane.commands import commands as build_commands
+from control_plane.serve import with_ports
 
 
 def commands(*argv: str, environment: dict[str, str] | None = None) -> dict[str, Command]:
@@ -161,3 +163,33 @@ def test_workers_must_speak_more_often_than_the_proxy_listens() -> None:
     ):
         commands("--heartbeat-interval-s", "1.5")
     assert commands("--dead-after-s", "0.3", "--heartbeat-interval-s", "0.1")
+
+
+def test_several_proxies_share_the_port_of_clients_and_have_control_ports_of_their_own() -> None:
+    found = commands("--proxy-workers", "2", "--port", "8100", "--control-port", "7100")
+    assert {name for name in found if name.startswith("proxy")} == {"proxy-0", "proxy-1"}
+    for index in range(2):
+        argv = found[f"proxy-{index}"].argv
+        assert "--port=8100" in argv
+        assert f"--control-port={7100 + index}" in argv
+    for name in ("prefill-0", "decode-0"):
+        assert parsed(found[name])[2].proxies == ("tcp://127.0.0.1:7100", "tcp://127.0.0.1:7101")
+    with pytest.raises(ConfigError, match="--port: 2 proxies can only share a port that is given"):
+        commands("--proxy-workers", "2", "--port", "0")
+    with pytest.raises(ConfigError, match="--proxy-workers must be at least 1"):
+        commands("--proxy-workers", "0")
+
+
+def test_the_cluster_file_says_how_many_proxies_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("proxy: {workers: 3}\n")
+    assert len(deployment.read(["--config", str(path)], {}).proxies) == 3
+
+
+def test_ports_of_several_proxies_are_found_and_told_to_all() -> None:
+    plan = deployment.read(["--proxy-workers", "2"], {})
+    with contextlib.ExitStack() as claims:
+        first, second = with_ports(plan, claims)
+    assert first.port == second.port
+    assert first.sibling_ports == second.sibling_ports == (first.own_port, second.own_port)
+    assert len({first.control_port, second.control_port, first.own_port, second.own_port}) == 4
