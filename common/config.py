@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Policy = Literal[
+    "cost", "least_loaded", "prefix_aware", "consistent_hash", "round_robin", "power_of_two", "random"
+]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -100,12 +103,17 @@ class WorkerConfig:
         (), "where it runs, as host=a,rack=b: pairs that share labels are taken to be close to each other"
     )
     cores: tuple[int, ...] = option((), "CPU cores to run on; default: all that the process may use")
+    metrics_port: int = option(
+        0, "port of the worker's own /metrics; baton serve counts up from it for further workers; 0: none"
+    )
+    metrics_host: str = option("127.0.0.1", "address of it")
     heartbeat_interval_s: float = option(0.5, "time between status messages")
     drain_timeout_s: float = option(30.0, "time to finish running requests after SIGTERM")
 
     def __post_init__(self) -> None:
         require(len(self.proxies) > 0, "proxies", "must name at least one proxy")
-        require(0 <= self.transfer_port < 65536, "transfer_port", "must lie in 0..65535")
+        for name in ("transfer_port", "metrics_port"):
+            require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
         require(self.heartbeat_interval_s > 0, "heartbeat_interval_s", "must be positive")
         require(self.drain_timeout_s >= 0, "drain_timeout_s", "must not be negative")
         self.locality_labels()
@@ -156,6 +164,13 @@ class ProxyConfig:
     )
     slo_ttft_s: float = option(0.0, "target for the time to the first token; goodput counts it; 0: none")
     slo_itl_s: float = option(0.0, "target for the mean time between tokens; goodput counts it; 0: none")
+    vllm_metric_names: bool = option(False, "tell metrics under the names of vLLM, too, for its dashboards")
+    router_policy: Policy = option("cost", "how workers are chosen, see docs/operations.md")
+    prefill_policy: Literal[Policy, "same"] = option("same", "how prefill workers are, if otherwise")
+    decode_policy: Literal[Policy, "same"] = option("same", "how decode workers are, if otherwise")
+    disaggregate: Literal["auto", "always", "never"] = option(
+        "auto", "auto: decode workers also prefill what costs less there; needs the cost policy"
+    )
     prefill_fallback: bool = option(
         True, "decode workers prefill too while there is no prefill worker; off: requests get 503"
     )

@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 
 from common import timings
-from common.batch import build
+from common.batch import Batch, build
 from common.cache import Cache
 from common.config import EngineConfig
 from common.grammar import GrammarError, Grammars
-from common.messages import Load, ModelInfo, Pace, Refusal, WorkerError
-from common.pace import Stopwatch
+from common.messages import Histogram, Load, ModelInfo, Pace, Refusal, WorkerError
 from common.pool import BlockPool, CacheEvents
 from common.prompt_logprobs import note_prompt_logprobs
 from common.roster import Reservation, Roster
 from common.sampler import sample
 from common.scheduler import Sampled, Scheduler, Work
 from common.sequence import Sequence, SequenceKey, StepOutput
+from common.step_meter import StepMeter
 from common.stopping import check_sequence
 from kernels import AttentionBatch
 
@@ -85,7 +85,7 @@ class Engine:
         self._changed = threading.Condition()
         self._stopping = False
         self._on_step: OnStep | None = None
-        self._stopwatch = Stopwatch()
+        self._meter = StepMeter()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # The thread
@@ -142,6 +142,7 @@ class Engine:
                 now = time.monotonic()
                 works = self._scheduler.plan(now)
                 if works or self._roster.ended or self._stopping or not wait:
+                    self._meter.planned(now)
                     return works, self._scheduler.take_started()
                 self._changed.wait(min(LONGEST_SLEEP_S, self._roster.seconds_to_deadline(now)))
 
@@ -149,18 +150,19 @@ class Engine:
         """None when it went wrong."""
         if not works:
             return []
-        began = time.monotonic()
+        began_at = time.monotonic()
         try:
             with torch.inference_mode():
-                sampled = self._forward(works)
-            self._stopwatch.note([work.num_tokens for work in works], time.monotonic() - began)
+                batch = build(works, self.layout.block_size, self.cache.device)
+                built_at = time.monotonic()
+                sampled = self._forward(works, batch)
+            self._meter.computed(works, began_at, built_at)
             return sampled
         except Exception:
             logger.exception("a step with %d sequences failed", len(works))
             return None
 
-    def _forward(self, works: list[Work]) -> list[Sampled | WorkerError]:
-        batch = build(works, self.layout.block_size, self.cache.device)
+    def _forward(self, works: list[Work], batch: Batch) -> list[Sampled | WorkerError]:
         hidden = self._language_model.forward(batch.token_ids, batch.attention, self.cache.layers)
         note_prompt_logprobs(works, hidden, self._language_model.logits)
         sampling = [work.sequence for work in works if work.samples]
@@ -213,6 +215,10 @@ class Engine:
             totals = asdict(self._scheduler.counters) | {"num_preemptions": self._roster.num_preemptions}
         return {f"{name.removeprefix('num_')}_total": float(value) for name, value in totals.items()}
 
+    def histograms(self) -> dict[str, Histogram]:
+        """What steps took, by metric name."""
+        return self._meter.histograms()
+
     def take_events(self) -> CacheEvents:
         """Block hashes that came and went since the last call."""
         with self._changed:
@@ -224,7 +230,7 @@ class Engine:
             return self._pool.take_events(), self._pool.hashes()
 
     def pace(self) -> Pace:
-        return self._stopwatch.pace
+        return self._meter.stopwatch.pace
 
     # Prefill side of a hand-over
 

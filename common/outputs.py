@@ -2,10 +2,13 @@
 
 import os
 
+import torch
+
 from common.engine import Engine
-from common.messages import Role, Status, Tokens
+from common.messages import Histogram, Role, Status, Tokens
 from common.sequence import StepOutput
 from common.timings import timings_of
+from common.usage import Usage
 
 
 def tokens_of(output: StepOutput) -> Tokens:
@@ -27,6 +30,11 @@ def tokens_of(output: StepOutput) -> Tokens:
     )
 
 
+def usage_of(engine: Engine) -> Usage:
+    device = engine.cache.device
+    return Usage(str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "")
+
+
 def status_of(
     engine: Engine,
     incarnation: str,
@@ -35,6 +43,8 @@ def status_of(
     address: str,
     draining: bool,
     counters: dict[str, float],
+    histograms: dict[str, Histogram],
+    usage: Usage,
     links: dict[str, float] | None = None,
 ) -> Status:
     if not engine.alive:
@@ -50,7 +60,9 @@ def status_of(
         load=engine.load(),
         draining=draining,
         max_sequence_tokens=engine.max_sequence_tokens,
-        counters=counters,
+        counters=engine.counters() | counters | usage.counters(),
+        gauges=usage.gauges(),
+        histograms=engine.histograms() | histograms,
         pace=engine.pace(),
         block_bytes=engine.cache.block_bytes,
         links=links or {},

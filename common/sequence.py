@@ -31,6 +31,14 @@ class State(Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True)
+class Cost:
+    """What the steps took that had tokens of a sequence, whoever else was in them."""
+
+    kernel_s: float = 0.0  # the model and the choice of tokens
+    cache_s: float = 0.0  # taking blocks, planning, block tables
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     key: SequenceKey
@@ -52,6 +60,8 @@ class Sequence:
     automaton: Automaton | None = None  # of the grammar that the output follows
     num_users: int = 0  # steps and senders that use the blocks right now
     marks: dict[str, float] = field(default_factory=dict)  # time.monotonic() by name, see common/timings.py
+    prefill_cost: Cost = field(default_factory=Cost)  # until this engine's first token of it
+    decode_cost: Cost = field(default_factory=Cost)  # from there on
 
     @classmethod
     def from_generate(cls, message: Generate, handoff: bool) -> "Sequence":

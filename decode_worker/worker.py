@@ -14,7 +14,7 @@ from common.config import TransferConfig
 from common.engine import Engine, Reservation
 from common.loop_thread import LoopThread
 from common.messages import Generate, Handover, Refusal, Status, Tokens, WorkerError
-from common.outputs import status_of, tokens_of
+from common.outputs import status_of, tokens_of, usage_of
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.service import Service
 from kv_transfer.receiver import Receiver
@@ -28,6 +28,7 @@ class DecodeWorker:
         self._transfers = transfers
         self._incarnation = incarnation
         self._name = name
+        self._usage = usage_of(engine)
         self._loop = asyncio.get_running_loop()
         self.receiver = Receiver(
             engine, config, incarnation, engine.layout, engine.cache.block_bytes, self._adopt
@@ -39,7 +40,15 @@ class DecodeWorker:
 
     def status(self, draining: bool) -> Status:
         return status_of(
-            self._engine, self._incarnation, self._name, "decode", self.address, draining, self._counters()
+            self._engine,
+            self._incarnation,
+            self._name,
+            "decode",
+            self.address,
+            draining,
+            self._counters(),
+            self.receiver.counters.histograms(),
+            self._usage,
         )
 
     def generate(self, message: Generate) -> None:
@@ -132,13 +141,9 @@ class DecodeWorker:
                 ("transfers_abandoned_total", counters.num_failed),
                 ("transfer_messages_fenced_total", counters.num_fenced),
             )
-            for cause, number in counter.items()
+            for cause, number in dict(counter).items()
         }
-        return (
-            self._engine.counters()
-            | by_cause
-            | {
-                "transfers_received_total": counters.num_landed,
-                "transfer_received_bytes_total": counters.received_bytes,
-            }
-        )
+        return by_cause | {
+            "transfers_received_total": counters.num_landed,
+            "transfer_received_bytes_total": counters.received_bytes,
+        }

@@ -6,6 +6,7 @@ ENDED     adopted by the engine (Landed), or given up (Refuse, Failed, Cancel, c
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -27,6 +28,7 @@ class Incoming:
     peer: Peer
     num_blocks: int
     deadline: float
+    offered_at: float = field(default_factory=time.monotonic)
     phase: Phase = Phase.WAITING
     reservation: Reservation | None = None  # from OPEN on
     received: set[int] = field(default_factory=set)

@@ -22,6 +22,7 @@ from common.messages import (
     DecodeTarget,
     Failed,
     Hello,
+    Histogram,
     Landed,
     MessageError,
     Refuse,
@@ -29,13 +30,15 @@ from common.messages import (
     Welcome,
     WorkerError,
 )
+from common.metrics import SENDER_METRICS
 from common.sequence import Sequence
+from common.tally import Tally, tallies
 from kv_transfer import transport
 from kv_transfer.checksum import checksum
 from kv_transfer.outgoing import Outgoing, Phase
 
 MEMORY = 0.8  # how much of what is known of a link's speed a further transfer leaves
-MAX_SPEEDS = 256  # the decode workers heard of last
+MAX_PEERS = 256  # decode workers that figures are kept of: those heard of last
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +64,24 @@ class SenderCounters:
     sent_blocks: int = 0
     skipped_blocks: int = 0  # held by the receiver already
     bytes_per_s: dict[str, float] = field(default_factory=dict)  # by the decode worker's incarnation
+    link_bytes: dict[str, float] = field(default_factory=dict)  # sent to it
+    tallies: dict[str, Tally] = field(default_factory=lambda: tallies(SENDER_METRICS))
 
     def note_speed(self, incarnation: str, bytes_per_s: float) -> None:
         known = self.bytes_per_s.pop(incarnation, bytes_per_s)
         self.bytes_per_s[incarnation] = MEMORY * known + (1 - MEMORY) * bytes_per_s
-        if len(self.bytes_per_s) > MAX_SPEEDS:
+        if len(self.bytes_per_s) > MAX_PEERS:
             del self.bytes_per_s[next(iter(self.bytes_per_s))]
+
+    def note_sent(self, incarnation: str, num_blocks: int, num_bytes: int) -> None:
+        self.sent_blocks += num_blocks
+        self.sent_bytes += num_bytes
+        self.link_bytes[incarnation] = self.link_bytes.pop(incarnation, 0.0) + num_bytes
+        if len(self.link_bytes) > MAX_PEERS:
+            del self.link_bytes[next(iter(self.link_bytes))]
+
+    def histograms(self) -> dict[str, Histogram]:
+        return {key: tally.read() for key, tally in self.tallies.items()}
 
 
 class LinkOwner(Protocol):
@@ -222,8 +237,7 @@ class Link:
             )
         finally:
             self._source.take_back(outgoing.sequence)
-        self._counters.sent_blocks += count
-        self._counters.sent_bytes += count * self._block_bytes
+        self._counters.note_sent(self._target.incarnation, count, count * self._block_bytes)
 
     async def _receive_loop(self, connection: transport.Connection) -> None:
         while True:

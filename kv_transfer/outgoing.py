@@ -7,6 +7,7 @@ ENDED        landed, failed or cancelled; reported once, nothing of it is sent a
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,6 +36,8 @@ class Outgoing:
     num_landed: int = 0
     credit: int = 0
     handover: Handover | None = None
+    num_skipped: int = 0  # leading blocks that the receiver had already
+    accepted_at: float = 0.0
     prefilled_at: float = 0.0
     busy_since: float = 0.0  # loop.time(), when everything sent before had landed
     busy_from: int = 0  # blocks landed then
@@ -57,7 +60,8 @@ class Outgoing:
             text = f"Accept with skip_blocks {skip_blocks}, credit {credit} for a transfer {self.phase.value}"
             raise MessageError(text)
         self.phase = Phase.ACCEPTED
-        self.num_sent = self.num_landed = skip_blocks
+        self.accepted_at = time.monotonic()
+        self.num_sent = self.num_landed = self.num_skipped = skip_blocks
         self.credit = credit
 
     def note_landed(self, num_landed: int) -> None:

@@ -23,6 +23,7 @@ from common.messages import (
     Credit,
     Failed,
     Handover,
+    Histogram,
     Landed,
     Layout,
     MessageError,
@@ -30,8 +31,10 @@ from common.messages import (
     Refuse,
     WorkerError,
 )
+from common.metrics import RECEIVER_METRICS
 from common.roster import Reservation
 from common.sequence import SequenceKey
+from common.tally import Tally, tallies
 from kv_transfer import transport
 from kv_transfer.checksum import checksum
 from kv_transfer.incoming import Incoming, Phase
@@ -68,6 +71,10 @@ class ReceiverCounters:
     num_refused: Counter[str] = field(default_factory=Counter)  # offers, by error code
     num_failed: Counter[str] = field(default_factory=Counter)  # open transfers, by cause
     num_fenced: Counter[str] = field(default_factory=Counter)  # payloads and messages turned away, by cause
+    tallies: dict[str, Tally] = field(default_factory=lambda: tallies(RECEIVER_METRICS))
+
+    def histograms(self) -> dict[str, Histogram]:
+        return {key: tally.read() for key, tally in self.tallies.items()}
 
 
 class Receiver:
@@ -221,6 +228,7 @@ class Receiver:
         if reservation is None:
             return False
         incoming.open(reservation)
+        self.counters.tallies["offer_wait_seconds"].observe(time.monotonic() - incoming.offered_at)
         credit = max(1, self._config.credit_bytes // self._block_bytes)
         incoming.peer.say(Accept(offer.transfer_id, reservation.num_cached_blocks, credit))
         # The prompt may still be computing over there: only the deadline bounds the time to the first block.

@@ -159,5 +159,11 @@ class Sender:
 
     def landed(self, outgoing: Outgoing) -> None:
         self._end(outgoing)
+        now = time.monotonic()
+        exposed_s = now - outgoing.prefilled_at
         self.counters.num_landed += 1
-        self._report(Outcome(outgoing.sequence.key, None, time.monotonic() - outgoing.prefilled_at))
+        seen = self.counters.tallies
+        seen["transfer_seconds"].observe(now - outgoing.accepted_at)
+        seen["exposed_transfer_seconds"].observe(exposed_s)
+        seen["transfer_bytes"].observe((outgoing.num_blocks - outgoing.num_skipped) * self._block_bytes)
+        self._report(Outcome(outgoing.sequence.key, None, exposed_s))

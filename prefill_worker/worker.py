@@ -16,7 +16,7 @@ from common.config import TransferConfig
 from common.engine import Engine
 from common.loop_thread import LoopThread
 from common.messages import Generate, Refusal, Status, Tokens
-from common.outputs import status_of, tokens_of
+from common.outputs import status_of, tokens_of, usage_of
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.service import Service
 from common.timings import timings_of
@@ -31,6 +31,7 @@ class PrefillWorker:
         self._transfers = transfers
         self._incarnation = incarnation
         self._name = name
+        self._usage = usage_of(engine)
         self._loop = asyncio.get_running_loop()
         self._sender = Sender(
             engine, config, incarnation, engine.layout, engine.cache.block_bytes, self._transfer_ended
@@ -49,6 +50,8 @@ class PrefillWorker:
             "",
             draining,
             self._counters(),
+            self._sender.counters.histograms(),
+            self._usage,
             dict(self._sender.counters.bytes_per_s),
         )
 
@@ -122,10 +125,11 @@ class PrefillWorker:
 
     def _counters(self) -> dict[str, float]:
         counters = self._sender.counters
-        failed = {f"transfers_failed_total:{code}": float(n) for code, n in counters.num_failed.items()}
+        failed = {f"transfers_failed_total:{code}": float(n) for code, n in dict(counters.num_failed).items()}
+        by_peer = {f"transfer_link_bytes_total:{peer}": n for peer, n in dict(counters.link_bytes).items()}
         return (
-            self._engine.counters()
-            | failed
+            failed
+            | by_peer
             | {
                 "transfers_sent_total": counters.num_landed,
                 "transfers_cancelled_total": counters.num_cancelled,

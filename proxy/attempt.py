@@ -11,6 +11,7 @@ for a bounded time, for what is missing.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from common.channel import Peer
@@ -51,6 +52,9 @@ class Attempt:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     num_cached_tokens: int = 0
     timings: dict[str, float] = field(default_factory=dict)
+    began_at: float = field(default_factory=time.monotonic)
+    first_token_at: float = 0.0  # time.monotonic(), of the first one that is new; 0: none yet
+    handed_over_at: float = 0.0  # when the decode worker first spoke
     failure: AttemptFailed | None = None
     finished: bool = False
     handed_over: bool = False
@@ -73,6 +77,12 @@ class Attempt:
     @property
     def over(self) -> bool:
         return self.finished or self.failure is not None
+
+    def exposed_s(self, ended_at: float) -> float:
+        """From the first token to the hand-over, as far as it came until ``ended_at``."""
+        if self.prefill is None or not self.first_token_at:
+            return 0.0
+        return max(0.0, (self.handed_over_at or ended_at) - self.first_token_at)
 
     async def next(self) -> Batch:
         """The tokens that have arrived since the last call, waiting for some; raises AttemptFailed."""
@@ -157,6 +167,7 @@ class Attempt:
         self.prefill.charges.pop(self.request_id, None)  # the prompt is computed
         if by_decode:
             self.handed_over = True
+            self.handed_over_at = time.monotonic()
             self.prefill.breaker.succeeded()
 
     def _put_in_order(self, tokens: Tokens) -> None:
@@ -176,6 +187,7 @@ class Attempt:
         new = tokens.token_ids[known:]
         batch = self._batch
         if new:
+            self.first_token_at = self.first_token_at or time.monotonic()
             batch.token_ids.extend(new)
             self.num_known += len(new)
             if tokens.logprobs:

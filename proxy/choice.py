@@ -10,9 +10,12 @@ from typing import NamedTuple
 from common.messages import WorkerError
 from proxy.frontend import Frontend
 from proxy.job import Job
-from proxy.metrics import Metrics
+from proxy.observer import Observer
+from proxy.record import Record
 from proxy.request import Request, RequestFailed
+from proxy.split import segments_of, split_of
 from proxy.text import Detokenized, Piece
+from proxy.trace import trace_id_of
 
 
 class Part(NamedTuple):
@@ -44,19 +47,25 @@ class Choice:
 
     async def parts(self, frontend: Frontend) -> AsyncGenerator[Part, None]:
         """Ends with a piece that has a finish reason; raises RequestFailed."""
-        metrics = frontend.metrics
-        async with contextlib.aclosing(frontend.dispatcher.tokens(self.request)) as batches:
-            async for batch in batches:
-                piece = self.text.push(batch)
-                self._note_time(metrics)
-                if piece is None:
-                    continue
-                if piece.finish_reason is not None:
-                    self._note_end(metrics, piece.finish_reason)
-                    self._check_prompt()
-                yield Part(self, piece)
-                if piece.finish_reason is not None:
-                    return
+        outcome, error = "abort", None
+        try:
+            async with contextlib.aclosing(frontend.dispatcher.tokens(self.request)) as batches:
+                async for batch in batches:
+                    piece = self.text.push(batch)
+                    self._note_tokens(frontend.observer, len(batch.token_ids))
+                    if piece is None:
+                        continue
+                    if piece.finish_reason is not None:
+                        self._check_prompt()
+                        outcome = piece.finish_reason
+                    yield Part(self, piece)
+                    if piece.finish_reason is not None:
+                        return
+        except RequestFailed as failure:
+            outcome, error = "error", failure.error.code
+            raise
+        finally:
+            frontend.observer.note_end(self._record(frontend.observer, outcome, error), time.monotonic())
 
     def _check_prompt(self) -> None:
         """Raises RequestFailed rather than tell less than was asked for."""
@@ -64,26 +73,49 @@ class Choice:
             raise RequestFailed(WorkerError("internal", "the log-probabilities of the prompt got lost"))
 
     def timings(self) -> dict[str, float]:
-        """Seconds by name: the workers' own, and what the client saw from here."""
-        return self.request.timings | {
-            "route_s": self.request.dispatched_at - self.arrived_at,
-            "time_to_first_token_s": self.first_token_at - self.arrived_at,
-            "total_s": self.last_token_at - self.arrived_at,
-            "num_attempts": self.request.num_attempts,
-        }
+        """Seconds by name: the workers' own, what the client saw from here, and what the latter consists
+        of."""
+        told = self.request.attempt.timings if self.request.attempt else {}
+        return (
+            told
+            | {
+                "route_s": self.request.dispatched_at - self.arrived_at,
+                "time_to_first_token_s": self.first_token_at - self.arrived_at,
+                "total_s": self.last_token_at - self.arrived_at,
+                "num_attempts": self.request.num_attempts,
+            }
+            | split_of(self.request, self.arrived_at, self.last_token_at)
+        )
 
-    def _note_time(self, metrics: Metrics) -> None:
+    def _note_tokens(self, observer: Observer, num_tokens: int) -> None:
         now = time.monotonic()
         if self.first_token_at:
-            metrics.itl.observe(now - self.last_token_at)
+            observer.note_tokens(now - self.last_token_at, num_tokens, now)
         else:
             self.first_token_at = now
-            metrics.ttft.observe(now - self.arrived_at)
+            observer.note_first_token(now - self.arrived_at, num_tokens, now)
         self.last_token_at = now
 
-    def _note_end(self, metrics: Metrics, finish_reason: str) -> None:
-        metrics.finished.labels(finish_reason).inc()
-        metrics.e2e.observe(self.last_token_at - self.arrived_at)
-        metrics.generation_tokens.inc(self.text.num_tokens)
-        metrics.output_sizes.observe(self.text.num_tokens)
-        metrics.cached_tokens.inc(self.request.num_cached_tokens)
+    def _record(self, observer: Observer, outcome: str, error: str | None) -> Record:
+        request, num_tokens = self.request, self.text.num_tokens
+        is_whole = outcome not in ("abort", "error")
+        ended_at = self.last_token_at if is_whole else time.monotonic()
+        ttft_s = self.first_token_at - self.arrived_at if self.first_token_at else None
+        tpot_s = (self.last_token_at - self.first_token_at) / (num_tokens - 1) if num_tokens > 1 else None
+        return Record(
+            id=request.id,
+            trace_id=trace_id_of(request.trace),
+            arrived_at=self.arrived_at,
+            outcome=outcome,
+            error=error,
+            num_prompt_tokens=len(request.token_ids),
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=num_tokens,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            total_s=ended_at - self.arrived_at,
+            good=is_whole and observer.is_good(ttft_s, tpot_s),
+            routes=tuple(request.routes),
+            segments=segments_of(request, self.arrived_at, ended_at),
+            split=split_of(request, self.arrived_at, ended_at),
+        )

@@ -30,7 +30,7 @@ from common.messages import (
 from proxy.attempt import OUT_OF_TIME, Attempt, AttemptFailed, Batch
 from proxy.metrics import Metrics
 from proxy.registry import Registry
-from proxy.request import Request, RequestFailed
+from proxy.request import Request, RequestFailed, route_of
 from proxy.router import Choice, Policy
 from proxy.worker import Worker
 
@@ -128,12 +128,15 @@ class Dispatcher:
             wants_logprobs=request.sampling.num_logprobs is not None,
             num_prompt_logprobs=request.num_prompt_logprobs if not request.output else 0,
         )
+        route = route_of(attempt, choice)
         request.num_attempts += 1
-        request.dispatched_at = request.dispatched_at or time.monotonic()
+        request.attempt = attempt
+        request.routes.append(route)
+        request.dispatched_at = request.dispatched_at or attempt.began_at
         self._attempts[request.id] = attempt
         for worker in attempt.workers:
             self.registry.charge(worker, request.id, request.need.num_tokens)
-        self._metrics.dispatched(attempt, choice)
+        self._metrics.attempts.labels(route.path).inc()
         return attempt
 
     async def _choose(self, request: Request) -> Choice:

@@ -9,6 +9,7 @@ from common.config import ProxyConfig
 from proxy.dispatcher import Dispatcher
 from proxy.errors import too_many_requests
 from proxy.metrics import Metrics
+from proxy.observer import Observer
 from proxy.prompts import Limits
 from proxy.registry import Registry
 from proxy.served_model import ServedModel
@@ -21,6 +22,7 @@ class Frontend:
     registry: Registry
     dispatcher: Dispatcher
     metrics: Metrics
+    observer: Observer
     num_admitted: int = 0
     started_at: int = field(default_factory=lambda: int(time.time()))
 
@@ -45,10 +47,12 @@ class Frontend:
         if self.num_admitted + count > self.config.max_queued_requests:
             self.metrics.refused.labels("too_many").inc()
             raise too_many_requests(self.config.max_queued_requests)
-        self.num_admitted += count
-        self.metrics.in_flight.set(self.num_admitted)
+        self._set_admitted(self.num_admitted + count)
         try:
             yield
         finally:
-            self.num_admitted -= count
-            self.metrics.in_flight.set(self.num_admitted)
+            self._set_admitted(self.num_admitted - count)
+
+    def _set_admitted(self, count: int) -> None:
+        self.num_admitted = self.observer.live.num_in_flight = count
+        self.metrics.in_flight.set(count)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from common.messages import DecodeTarget, Generate, Sampling, TokenLogprob, WorkerError
 from proxy.attempt import Attempt, AttemptFailed
+from proxy.record import Route
 from proxy.router import MAX_BLAME, Choice, Need
 
 RETRY_PAUSE_S = 0.2  # before a pair that has just failed is tried again; doubles
@@ -45,7 +46,8 @@ class Request:
     num_cached_tokens: int = (
         0  # prompt tokens that needed no computing, by the attempt that gave the first token
     )
-    timings: dict[str, float] = field(default_factory=dict)
+    attempt: Attempt | None = None  # the latest
+    routes: list[Route] = field(default_factory=list)  # of all attempts
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     num_attempts: int = 0
     dispatched_at: float = 0.0  # time.monotonic(), of the first attempt
@@ -84,7 +86,6 @@ class Request:
 
     def learn(self, attempt: Attempt) -> None:
         """What an attempt tells besides tokens."""
-        self.timings |= attempt.timings
         self.prompt_logprobs = self.prompt_logprobs or attempt.prompt_logprobs
         if not self.output:
             self.num_cached_tokens = min(attempt.num_cached_tokens, len(self.token_ids))
@@ -97,6 +98,7 @@ class Request:
             self.blame[worker.incarnation] += share
         if attempt.prefill in failure.culprits and failure.error.code == "peer_lost":
             self.num_failed_handovers += 1
+        self.routes[-1] = self.routes[-1]._replace(error=failure.error.code)
         pair = choice_of(attempt)
         self.failed_pairs[pair] += 1
         if failure.error.code == "overloaded":
@@ -117,3 +119,8 @@ class Request:
 
 def choice_of(attempt: Attempt) -> Choice:
     return Choice(attempt.prefill.incarnation if attempt.prefill else None, attempt.decode.incarnation)
+
+
+def route_of(attempt: Attempt, choice: Choice) -> Route:
+    path = "fallback" if choice.fallback else "disaggregated" if attempt.prefill else "colocated"
+    return Route(attempt.prefill.name if attempt.prefill else None, attempt.decode.name, path)

@@ -18,7 +18,9 @@ from common.config import ConfigError, ProxyConfig
 from proxy.app import build_app
 from proxy.dispatcher import Dispatcher
 from proxy.frontend import Frontend
+from proxy.live import Live
 from proxy.metrics import Metrics
+from proxy.observer import Observer
 from proxy.registry import Registry
 from proxy.router import least_loaded
 from proxy.served_model import ServedModel
@@ -75,11 +77,13 @@ def control_address(config: ProxyConfig) -> str:
 
 def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Frontend:
     registry = Registry(config.dead_after_s, model.fingerprint, config.prefill_fallback)
-    metrics = Metrics(registry)
+    metrics = Metrics(registry, model.name if config.vllm_metric_names else "")
     dispatcher = Dispatcher(
         channel, registry, least_loaded, metrics, uuid.uuid4().hex, config.max_attempts, config.worker_wait_s
     )
-    return Frontend(config, model, registry, dispatcher, metrics)
+    live = Live(registry, model.name, config.slo_ttft_s, config.slo_itl_s)
+    observer = Observer(metrics, live, config.slo_ttft_s, config.slo_itl_s)
+    return Frontend(config, model, registry, dispatcher, metrics, observer)
 
 
 async def serve(config: ProxyConfig, model: ServedModel, sockets: list[socket.socket]) -> None:

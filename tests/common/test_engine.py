@@ -683,9 +683,24 @@ def test_timings_tell_where_the_time_went() -> None:
     sequence = make_sequence("r", prompt(9), handoff=True)
     successor = hand_over(source, target, sequence)
     run(target)
-    assert timings_of(sequence).keys() >= {"queue_s", "prefill_s"}
-    assert timings_of(successor).keys() == {"decode_wait_s", "first_step_s", "decode_s"}
-    assert all(seconds >= 0 for seconds in timings_of(successor).values())
+    there, here = timings_of(sequence), timings_of(successor)
+    assert there.keys() >= {"queue_s", "prefill_s", "prefill_kernel_s", "prefill_cache_s"}
+    assert here.keys() == {
+        "decode_wait_s", "first_step_s", "decode_s", "decode_kernel_s", "decode_cache_s",
+    }  # fmt: skip
+    assert all(seconds >= 0 for seconds in here.values())
+    assert 0 < there["prefill_kernel_s"] <= there["prefill_s"]
+    assert 0 < here["decode_kernel_s"] <= here["first_step_s"] + here["decode_s"]
+
+
+def test_steps_are_counted_by_what_they_compute() -> None:
+    engine = make_engine(max_num_batched_tokens=8)
+    engine.add(make_sequence("r", prompt(12), max_tokens=3))
+    run(engine)
+    seen = engine.histograms()
+    assert sum(seen["prefill_step_seconds"].counts) == 2
+    assert sum(seen["decode_step_seconds"].counts) == 2
+    assert seen["step_tokens"].total == 14 and seen["step_sequences"].total == 4
 
 
 def test_counts_tokens_and_reports_load() -> None:
