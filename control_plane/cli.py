@@ -1,5 +1,6 @@
 """The ``baton`` command: the first word chooses what to do, the rest are its options."""
 
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ usage: baton COMMAND ...
 
   serve [MODEL]     start a proxy, prefill and decode workers on this machine
   complete TEXT     send a prompt to a running server and show the answer as it comes
+  bench serve       put load on a running server: latencies, goodput, attainment of targets
+  bench report      compare what several `bench serve` measured, as pictures and a page
   bench transfer    measure how fast blocks move between two processes of this machine
 
 baton COMMAND --help lists the options of a command; baton --version tells the version.
@@ -69,9 +72,13 @@ def _complete(argv: Sequence[str]) -> int:
 
 
 def _bench(argv: Sequence[str]) -> int:
-    if not argv or argv[0] != "transfer":
-        print("baton bench: error: choose what to measure: transfer", file=sys.stderr)
+    benches = {"serve": "serve.command", "report": "serve.report", "transfer": "transfer"}
+    if not argv or argv[0] not in benches:
+        print(f"baton bench: error: choose one of {', '.join(benches)}", file=sys.stderr)
         return 2
-    from benchmarks import transfer
-
-    return transfer.main(list(argv[1:]))
+    try:
+        chosen = importlib.import_module(f"benchmarks.{benches[argv[0]]}")
+    except ModuleNotFoundError as error:
+        print(f"baton bench {argv[0]}: error: {error}; pip install 'baton-serve[bench]'", file=sys.stderr)
+        return 2
+    return int(chosen.main(list(argv[1:])))

@@ -1,0 +1,5 @@
+import sys
+
+from benchmarks.serve.command import main
+
+sys.exit(main())
