@@ -8,7 +8,7 @@ proxy routes by these hashes.
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 HASH_BYTES = 16
 
@@ -23,12 +23,29 @@ def root_hash(model_fingerprint: str, cache_salt: str = "") -> bytes:
 def extend_hashes(hashes: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int) -> None:
     """Append the hashes of the full blocks of ``token_ids`` that ``hashes`` does not hold yet. Token ids
     must fit into 32 bits without sign."""
+    for _ in _further_hashes(hashes, root, token_ids, block_size):
+        pass
+
+
+def known_and_further(
+    hashes: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int
+) -> Iterator[bytes]:
+    """The hashes of the full blocks of ``token_ids`` one by one: those that ``hashes`` holds, then those that
+    are computed, and appended, as they are asked for."""
+    yield from hashes[: len(token_ids) // block_size]
+    yield from _further_hashes(hashes, root, token_ids, block_size)
+
+
+def _further_hashes(
+    hashes: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int
+) -> Iterator[bytes]:
     pack = struct.Struct(f"<{block_size}I").pack
     parent = hashes[-1] if hashes else root
     for end in range((len(hashes) + 1) * block_size, len(token_ids) + 1, block_size):
         data = parent + pack(*token_ids[end - block_size : end])
         parent = hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
         hashes.append(parent)
+        yield parent
 
 
 def block_hashes(

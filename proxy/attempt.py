@@ -162,9 +162,11 @@ class Attempt:
             self.timings |= tokens.timings
         if tokens.prompt_logprobs:
             self.prompt_logprobs = tokens.prompt_logprobs
+        if self.prefill is None:
+            self.decode.computed(self.request_id)
         if self.prefill is None or self.handed_over:
             return
-        self.prefill.charges.pop(self.request_id, None)  # the prompt is computed
+        self.prefill.settle(self.request_id)  # the prompt is computed
         if by_decode:
             self.handed_over = True
             self.handed_over_at = time.monotonic()

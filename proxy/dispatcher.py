@@ -10,12 +10,15 @@ import contextlib
 import itertools
 import logging
 import math
+import random
 import time
 from collections.abc import AsyncGenerator
 
 from common.channel import PING_INTERVAL_S, Peer, Recent, SessionBroken, WorkerChannel
 from common.messages import (
     Abort,
+    BlocksRemoved,
+    BlocksStored,
     DecodeTarget,
     Outputs,
     Ping,
@@ -31,7 +34,7 @@ from proxy.attempt import OUT_OF_TIME, Attempt, AttemptFailed, Batch
 from proxy.metrics import Metrics
 from proxy.registry import Registry
 from proxy.request import Request, RequestFailed, route_of
-from proxy.router import Choice, Policy
+from proxy.router import Choice, Need, Router
 from proxy.worker import Worker
 
 # While messages wait, receive returns at once: others get their turn after this many of them. The more there
@@ -46,7 +49,7 @@ class Dispatcher:
         self,
         channel: WorkerChannel,
         registry: Registry,
-        policy: Policy,
+        router: Router,
         metrics: Metrics,
         incarnation: str,
         max_attempts: int,
@@ -55,7 +58,7 @@ class Dispatcher:
         self.registry = registry
         self.incarnation = incarnation
         self._channel = channel
-        self._policy = policy
+        self._router = router
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._worker_wait_s = worker_wait_s
@@ -99,10 +102,10 @@ class Dispatcher:
 
     async def _dispatch(self, request: Request) -> Attempt:
         while True:
-            choice = await self._choose(request)
+            choice, need = await self._choose(request)
             if pause_s := request.pause_before(choice):
                 await asyncio.sleep(min(pause_s, request.deadline - asyncio.get_running_loop().time()))
-                choice = await self._choose(request)  # somebody better may have joined
+                choice, need = await self._choose(request)  # somebody better may have joined
             prefill = self.registry.worker(choice.prefill) if choice.prefill else None
             decode = self.registry.worker(choice.decode)
             if decode is None or (choice.prefill and prefill is None):
@@ -115,7 +118,15 @@ class Dispatcher:
             except ConnectionError as error:
                 self._lose(first.peer, str(error))
                 continue
+            self._charge(request.id, prefill, decode, need)
             return self._begin(request, prefill, decode, choice)
+
+    def _charge(self, request_id: str, prefill: Worker | None, decode: Worker, need: Need) -> None:
+        """To whoever computes the prompt go the tokens that it does not hold."""
+        for worker in (decode,) if prefill is None else (prefill, decode):
+            lacking = need.num_tokens - need.num_cached(worker.candidate(time.monotonic()))
+            computes = worker is prefill or prefill is None
+            self.registry.charge(worker, request_id, need.num_tokens, lacking if computes else 0)
 
     def _begin(self, request: Request, prefill: Worker | None, decode: Worker, choice: Choice) -> Attempt:
         attempt = Attempt(
@@ -134,23 +145,25 @@ class Dispatcher:
         request.routes.append(route)
         request.dispatched_at = request.dispatched_at or attempt.began_at
         self._attempts[request.id] = attempt
-        for worker in attempt.workers:
-            self.registry.charge(worker, request.id, request.need.num_tokens)
         self._metrics.attempts.labels(route.path).inc()
         return attempt
 
-    async def _choose(self, request: Request) -> Choice:
+    async def _choose(self, request: Request) -> tuple[Choice, Need]:
         """Waits where workers may come back soon: for a later attempt, and for a first one while they have
         not been away for long. Raises RequestFailed."""
         loop = asyncio.get_running_loop()
         missed_since = loop.time() if request.num_attempts else self._served_at
         patience = min(request.deadline, missed_since + self._worker_wait_s)
         while True:
-            choice = self._policy(self.registry.snapshot(), request.need)
+            snapshot, need = self.registry.snapshot(), self._need(request)
+            choice = self._router.choose(snapshot, need)
             if choice is not None and request.has_overloaded(choice):
                 raise RequestFailed(WorkerError("overloaded", "all workers are at their limit"))
             if choice is not None:
-                return choice
+                request.prediction = self._router.predict(snapshot, need, choice)
+                if logger.isEnabledFor(logging.DEBUG):
+                    logger.debug("request %s: %s", request.id, self._router.explain(snapshot, need, choice))
+                return choice, need
             left = patience - loop.time()
             none_is_large_enough = request.num_attempts == 0 and self.registry.serves
             if left <= 0 or none_is_large_enough:
@@ -159,6 +172,17 @@ class Dispatcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._workers_changed.wait()
+
+    def _need(self, request: Request) -> Need:
+        """With all that policies may want to know."""
+        naming = self.registry.block_naming()
+        overlap = request.overlap(self.registry.index, *naming) if naming else {}
+        return request.need._replace(
+            overlap=overlap,
+            session=request.session,
+            draws=(random.random(), random.random()),
+            targets=request.targets,
+        )
 
     def _no_workers(self, request: Request, now: float) -> WorkerError:
         if now >= request.deadline:
@@ -222,8 +246,8 @@ class Dispatcher:
                     self._hear_tokens(peer, tokens)
             case Status():
                 self._hear_status(peer, message)
-            case _:
-                pass
+            case BlocksStored() | BlocksRemoved():
+                self.registry.hear_blocks(peer, message)
 
     def _hear_tokens(self, peer: Peer, tokens: Tokens) -> None:
         attempt = self._attempts.get(tokens.request_id)
@@ -258,6 +282,7 @@ class Dispatcher:
             for worker in self.registry.sweep():
                 self._void(worker.peer)
             self._note_serving()
+            self.registry.index.sweep()
             self._ping([worker.peer for worker in self.registry if worker.state != "silent"])
 
     async def _watch_connections(self) -> None:

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from common.channel import PING_INTERVAL_S, Peer
-from common.messages import Role, Status
+from common.messages import BlocksRemoved, BlocksStored, Role, Status
+from proxy.index import BlockIndex
 from proxy.router import Snapshot
 from proxy.worker import Charge, Worker
 
@@ -34,6 +35,7 @@ class Registry:
         self._dead_after_s = dead_after_s
         self._fingerprint = fingerprint
         self._allows_fallback = allows_fallback
+        self.index = BlockIndex()
         self._workers: dict[Peer, Worker] = {}
         self._expects_prefill = False
         self._num_dispatched = 0
@@ -68,8 +70,7 @@ class Registry:
         worker = self._workers.get(peer)
         if worker is None:
             return self._meet(peer, status)
-        worker.status, worker.heard_at = status, time.monotonic()
-        worker.draining = worker.draining or status.draining
+        worker.hear(status, time.monotonic())
         if worker.state == "ready":
             return Heard(worker)
         return Heard(worker, needs_answer=self._examine(worker))
@@ -80,6 +81,7 @@ class Registry:
         lost = tuple(w for w in self if w.incarnation == status.incarnation)
         for old in lost:
             del self._workers[old.peer]
+            self.index.forget(old.incarnation)
             worker.breaker = old.breaker
         self._workers[peer] = worker
         self._examine(worker)
@@ -109,6 +111,7 @@ class Registry:
         """The session is over."""
         worker = self._workers.pop(peer, None)
         if worker is not None:
+            self.index.forget(worker.incarnation)
             logger.warning("%s worker %s is lost: %s", worker.role, worker.name, reason)
         return worker
 
@@ -126,18 +129,19 @@ class Registry:
         silent = [w for w in quiet if w.state == "ready"]
         for worker in silent:
             worker.state = "silent"
-            worker.charges.clear()
+            worker.settle_all()
             logger.warning("%s worker %s is silent", worker.role, worker.name)
         return silent
 
-    def charge(self, worker: Worker, request_id: str, num_tokens: int) -> None:
+    def charge(self, worker: Worker, request_id: str, num_tokens: int, num_to_compute: int) -> None:
+        """An attempt begins: the worker needs room for so many tokens, and has yet to compute some."""
         self._num_dispatched += 1
         worker.last_used = self._num_dispatched
-        worker.charges[request_id] = Charge(num_tokens, time.monotonic())
+        worker.charge(request_id, Charge(num_tokens, num_to_compute, time.monotonic()))
         worker.breaker.dispatched(request_id)
 
     def settle(self, worker: Worker, request_id: str) -> None:
-        worker.charges.pop(request_id, None)
+        worker.settle(request_id)
         worker.breaker.settled(request_id)
 
     def snapshot(self) -> Snapshot:
@@ -148,6 +152,27 @@ class Registry:
             expects_prefill=self._expects_prefill,
             allows_fallback=self._allows_fallback,
         )
+
+    def hear_blocks(self, peer: Peer, news: BlocksStored | BlocksRemoved) -> None:
+        """What a worker's prefix cache holds. Those that are refused are not listened to: they tell it again
+        when they are welcome."""
+        worker = self._workers.get(peer)
+        if worker is None or worker.state == "refused":
+            return
+        worker.spoke_at = time.monotonic()
+        if isinstance(news, BlocksRemoved):
+            self.index.remove(worker.incarnation, news.block_hashes)
+            return
+        if news.is_first:
+            self.index.forget(worker.incarnation)
+        self.index.store(worker.incarnation, news.block_hashes)
+
+    def block_naming(self) -> tuple[str, int] | None:
+        """Fingerprint and block size that the names of blocks follow from; None while no worker is ready."""
+        worker = next((w for w in self if w.state == "ready"), None)
+        if worker is None:
+            return None
+        return worker.status.model.fingerprint, worker.status.layout.block_size
 
     def longest_sequence(self, role: Role) -> int | None:
         """The longest sequence that a worker of the role can hold; None when that is not known."""

@@ -12,11 +12,15 @@ Sampling goes by (seed, position), so what another attempt adds is what the fail
 from collections import Counter
 from dataclasses import dataclass, field
 
+from common.hashing import known_and_further, root_hash
 from common.messages import DecodeTarget, Generate, Sampling, TokenLogprob, WorkerError
 from proxy.attempt import Attempt, AttemptFailed
+from proxy.cost import Prediction
+from proxy.index import BlockIndex, Overlap
 from proxy.record import Route
-from proxy.router import MAX_BLAME, Choice, Need
+from proxy.router import MAX_BLAME, Choice, Need, Targets
 
+NO_TARGETS = Targets()
 RETRY_PAUSE_S = 0.2  # before a pair that has just failed is tried again; doubles
 MAX_FAILED_HANDOVERS = (
     2  # then a decode worker does both halves, if it may: what is not moved cannot get lost
@@ -52,6 +56,10 @@ class Request:
     num_attempts: int = 0
     dispatched_at: float = 0.0  # time.monotonic(), of the first attempt
     blame: Counter[str] = field(default_factory=Counter)  # by incarnation
+    session: str = ""
+    targets: Targets = NO_TARGETS
+    prediction: Prediction | None = None  # of the latest attempt
+    _block_hashes: list[bytes] = field(default_factory=list)  # of the prompt, as far as anybody has asked
     failed_pairs: Counter[Choice] = field(default_factory=Counter)
     overloaded_pairs: set[Choice] = field(default_factory=set)
     num_failed_handovers: int = 0
@@ -68,6 +76,14 @@ class Request:
         wants_prompt = self.sampling.num_prompt_logprobs is not None
         hands_over = self.num_failed_handovers < MAX_FAILED_HANDOVERS and not wants_prompt
         return Need(len(self.token_ids) + len(self.output), total, self.blame, hands_over)
+
+    def overlap(self, index: BlockIndex, fingerprint: str, block_size: int) -> Overlap:
+        """Who holds how much of the prompt."""
+        if self.sampling.num_prompt_logprobs is not None:
+            return {}  # all of it will be computed
+        root = root_hash(fingerprint, self.cache_salt)
+        tokens = (*self.token_ids, *self.output) if self.output else self.token_ids
+        return index.overlap(known_and_further(self._block_hashes, root, tokens, block_size))
 
     def generate_message(self, proxy: str, target: DecodeTarget | None, now: float) -> Generate:
         return Generate(

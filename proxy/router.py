@@ -1,62 +1,98 @@
-"""Which workers serve a request. Policies are plain functions from what is known of the workers to a
-choice."""
+"""Which workers serve a request.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+Whoever cannot hold it, or is to blame for its failures, is left out first; then a policy picks on each side.
+With ``cost`` on both sides pairs are weighed as pairs, decode workers that do both halves among them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy import cost
+from proxy.fleet import Candidate, Choice, Need, Snapshot, Targets
+from proxy.policies import DECODE, PICKS, PREFILL
+
+__all__ = ["MAX_BLAME", "Candidate", "Choice", "Need", "Router", "Snapshot", "Targets"]
 
 MAX_BLAME = 2  # a worker blamed this much for failures of a request is its last resort
 
-
-class Candidate(NamedTuple):
-    """A worker that takes new work, as the policies see it."""
-
-    incarnation: str
-    queued_tokens: int  # to be computed before a new request's turn
-    num_sequences: int
-    free_blocks: int
-    block_size: int
-    max_sequence_tokens: int  # 0: no limit known
-    trusted: bool  # has not failed lately
-    last_used: int  # grows with every dispatch
+Disaggregate = Literal["auto", "always", "never"]
 
 
-class Need(NamedTuple):
-    num_tokens: int  # to prefill
-    max_total_tokens: int  # with all output there may be
-    blame: Mapping[str, int] = {}  # incarnation -> part in failures of this request
-    hands_over: bool = True  # False: better served by one worker, without a transfer
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Policies by name: ``cost``, or one of ``policies.PICKS``."""
 
+    prefill: str = "cost"
+    decode: str = "cost"
+    disaggregate: Disaggregate = "auto"  # auto: a decode worker also prefills what costs less there
 
-class Snapshot(NamedTuple):
-    prefill: Sequence[Candidate]
-    decode: Sequence[Candidate]
-    expects_prefill: bool  # there have been prefill workers, or there should be
-    allows_fallback: bool  # decode workers may stand in for them
+    def choose(self, snapshot: Snapshot, need: Need) -> Choice | None:
+        """None when nobody can serve the request now."""
+        decode = _best_tier([w for w in snapshot.decode if _can_hold(w, need.max_total_tokens)], need)
+        if not decode:
+            return None
+        fleet = cost.fleet_of([*snapshot.prefill, *snapshot.decode])
+        if snapshot.prefill and self.disaggregate == "never" and snapshot.allows_fallback:
+            return Choice(None, self._decode_alone(decode, need, fleet).incarnation)
+        prefill = _least_blamed([w for w in snapshot.prefill if _may_prefill(w, need)], need)
+        if prefill and (need.hands_over or not snapshot.allows_fallback):
+            return self._pair(prefill, decode, need, fleet, snapshot.allows_fallback)
+        if snapshot.expects_prefill and not snapshot.allows_fallback:
+            return None
+        alone = self._decode_alone(decode, need, fleet)
+        return Choice(None, alone.incarnation, fallback=snapshot.expects_prefill)
 
+    def predict(self, snapshot: Snapshot, need: Need, choice: Choice) -> cost.Prediction:
+        fleet = cost.fleet_of([*snapshot.prefill, *snapshot.decode])
+        prefill = next((w for w in snapshot.prefill if w.incarnation == choice.prefill), None)
+        decode = next(w for w in snapshot.decode if w.incarnation == choice.decode)
+        return cost.predict(prefill, decode, need, fleet)
 
-class Choice(NamedTuple):
-    prefill: str | None
-    decode: str
-    fallback: bool = False  # no prefill worker, though there should be one
+    def explain(self, snapshot: Snapshot, need: Need, choice: Choice) -> str:
+        """Every pair with what it would cost, the choice marked; for logs."""
+        fleet = cost.fleet_of([*snapshot.prefill, *snapshot.decode])
+        lines = [f"{need.num_tokens} tokens by {self.prefill}/{self.decode}, {self.disaggregate}:"]
+        for decode in snapshot.decode:
+            for prefill in (None, *snapshot.prefill):
+                pair = prefill and prefill.incarnation, decode.incarnation
+                mark = "*" if pair == choice[:2] else " "
+                told = cost.predict(prefill, decode, need, fleet)
+                first = prefill.name if prefill else "-"
+                lines.append(
+                    f"{mark} {first} > {decode.name}: cost {told.cost_s:.4f} s, TTFT {told.ttft_s:.4f} s, "
+                    f"transfer {told.transfer_s:.4f} s, ITL {told.itl_s:.4f} s, {told.num_cached} cached"
+                )
+        return "\n".join(lines)
 
+    def _pair(
+        self,
+        prefill: Sequence[Candidate],
+        decode: Sequence[Candidate],
+        need: Need,
+        fleet: cost.Fleet,
+        allows_alone: bool,
+    ) -> Choice:
+        if self.prefill == self.decode == "cost":
+            first, second, pair_cost = cost.cheapest_pair(prefill, decode, need, fleet)
+            if self.disaggregate == "auto" and allows_alone:
+                alone = cost.cheapest_alone(decode, need, fleet)
+                if alone is not None and alone[1] < pair_cost:
+                    return Choice(None, alone[0].incarnation)
+            return Choice(first.incarnation, second.incarnation)
+        if self.prefill != "cost":
+            prefill = [PICKS[self.prefill](prefill, need, PREFILL)]
+        if self.decode != "cost":
+            decode = [PICKS[self.decode](decode, need, DECODE)]
+        first, second, _ = cost.cheapest_pair(prefill, decode, need, fleet)
+        return Choice(first.incarnation, second.incarnation)
 
-Policy = Callable[[Snapshot, Need], Choice | None]
-
-
-def least_loaded(snapshot: Snapshot, need: Need) -> Choice | None:
-    """The prefill worker with the shortest queue and the decode worker with room and the fewest sequences;
-    among equals the one used longest ago. None when nobody can serve the request now."""
-    decode = [worker for worker in snapshot.decode if _can_hold(worker, need.max_total_tokens)]
-    if not decode:
-        return None
-    best_decode = min(decode, key=lambda worker: _decode_order(worker, need))
-    prefill = [worker for worker in snapshot.prefill if _may_prefill(worker, need)]
-    if prefill and (need.hands_over or not snapshot.allows_fallback):
-        best = min(prefill, key=lambda worker: _prefill_order(worker, need))
-        return Choice(best.incarnation, best_decode.incarnation)
-    if snapshot.expects_prefill and not snapshot.allows_fallback:
-        return None
-    return Choice(None, best_decode.incarnation, fallback=snapshot.expects_prefill)
+    def _decode_alone(self, decode: Sequence[Candidate], need: Need, fleet: cost.Fleet) -> Candidate:
+        if self.decode != "cost":
+            return PICKS[self.decode](decode, need, DECODE)
+        found = cost.cheapest_alone(decode, need, fleet, keeps_target=False)
+        assert found is not None
+        return found[0]
 
 
 def _can_hold(worker: Candidate, num_tokens: int) -> bool:
@@ -68,12 +104,24 @@ def _may_prefill(worker: Candidate, need: Need) -> bool:
     return worker.trusted and not blamed and _can_hold(worker, need.num_tokens + 1)
 
 
-def _prefill_order(worker: Candidate, need: Need) -> tuple[int, ...]:
-    return need.blame.get(worker.incarnation, 0), worker.queued_tokens, worker.last_used
+def _least_blamed(workers: list[Candidate], need: Need) -> list[Candidate]:
+    if not need.blame or not workers:
+        return workers
+    least = min(need.blame.get(worker.incarnation, 0) for worker in workers)
+    return [worker for worker in workers if need.blame.get(worker.incarnation, 0) == least]
 
 
-def _decode_order(worker: Candidate, need: Need) -> tuple[int, ...]:
-    """A decode worker that failed is better than none, so distrust only sorts."""
-    has_room = worker.free_blocks * worker.block_size > need.num_tokens
-    blame = need.blame.get(worker.incarnation, 0)
-    return not worker.trusted, blame, not has_room, worker.num_sequences, worker.last_used
+def _best_tier(workers: list[Candidate], need: Need) -> list[Candidate]:
+    """A decode worker that failed, or is full, is better than none, so neither leaves it out for good."""
+    if not workers:
+        return workers
+    tiers = [
+        (
+            not worker.trusted,
+            need.blame.get(worker.incarnation, 0),
+            worker.free_blocks * worker.block_size <= need.num_tokens,
+        )
+        for worker in workers
+    ]
+    best = min(tiers)
+    return [worker for worker, tier in zip(workers, tiers, strict=True) if tier == best]

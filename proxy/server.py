@@ -22,7 +22,7 @@ from proxy.live import Live
 from proxy.metrics import Metrics
 from proxy.observer import Observer
 from proxy.registry import Registry
-from proxy.router import least_loaded
+from proxy.router import Router
 from proxy.served_model import ServedModel
 
 KEEP_ALIVE_S = 75  # longer than load generators and load balancers pause between two requests
@@ -75,11 +75,24 @@ def control_address(config: ProxyConfig) -> str:
     return f"tcp://{host}:{config.control_port}"
 
 
+def router_of(config: ProxyConfig) -> Router:
+    common = config.router_policy
+    prefill = common if config.prefill_policy == "same" else config.prefill_policy
+    decode = common if config.decode_policy == "same" else config.decode_policy
+    return Router(prefill, decode, config.disaggregate)
+
+
 def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Frontend:
     registry = Registry(config.dead_after_s, model.fingerprint, config.prefill_fallback)
     metrics = Metrics(registry, model.name if config.vllm_metric_names else "")
     dispatcher = Dispatcher(
-        channel, registry, least_loaded, metrics, uuid.uuid4().hex, config.max_attempts, config.worker_wait_s
+        channel,
+        registry,
+        router_of(config),
+        metrics,
+        uuid.uuid4().hex,
+        config.max_attempts,
+        config.worker_wait_s,
     )
     live = Live(registry, model.name, config.slo_ttft_s, config.slo_itl_s)
     observer = Observer(metrics, live, config.slo_ttft_s, config.slo_itl_s)

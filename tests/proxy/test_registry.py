@@ -3,7 +3,7 @@ import time
 import msgspec
 import pytest
 
-from common.messages import Layout, Status
+from common.messages import BlocksRemoved, BlocksStored, Layout, Status
 from proxy.registry import Registry
 from tests.proxy.scripted import LAYOUT, LOAD, MODEL, status_of
 
@@ -122,10 +122,10 @@ def test_load_counts_what_was_sent_since_the_last_report() -> None:
     load = msgspec.structs.replace(LOAD, num_queued_tokens=100, num_running=2, num_free_blocks=50)
     registry = registry_of(status_of("decode", "d", load=load))
     (worker,) = registry
-    registry.charge(worker, "r1", 160)
-    registry.charge(worker, "r2", 17)
+    registry.charge(worker, "r1", 160, 160)
+    registry.charge(worker, "r2", 17, 1)
     candidate = worker.candidate(time.monotonic())
-    assert candidate.queued_tokens == 277
+    assert candidate.queued_tokens == 261
     assert candidate.num_sequences == 4
     assert candidate.free_blocks == 50 - 12
     registry.settle(worker, "r1")
@@ -136,7 +136,7 @@ def test_load_counts_what_was_sent_since_the_last_report() -> None:
 def test_a_report_includes_what_was_sent_before_it_but_never_less_than_is_under_way() -> None:
     registry = registry_of(status_of("prefill", "p"))
     (worker,) = registry
-    registry.charge(worker, "r1", 500)
+    registry.charge(worker, "r1", 500, 500)
     busy = msgspec.structs.replace(LOAD, num_queued_tokens=2000)
     registry.hear(b"p", status_of("prefill", "p", load=busy))
     assert worker.candidate(time.monotonic()).queued_tokens == 2000
@@ -165,3 +165,36 @@ def test_a_new_session_does_not_make_up_for_failures() -> None:
     worker = registry.hear(b"d.0", status_of("decode", "d")).worker
     worker.breaker.failed("r", 0.0)
     assert registry.hear(b"d.1", status_of("decode", "d")).worker.breaker is worker.breaker
+
+
+def test_what_was_computed_is_no_load_any_more_but_still_needs_room() -> None:
+    registry = registry_of(status_of("decode", "d"))
+    (worker,) = registry
+    registry.charge(worker, "r1", 160, 100)
+    worker.computed("r1")
+    candidate = worker.candidate(time.monotonic())
+    assert (candidate.queued_tokens, candidate.num_sequences) == (0, 1)
+    assert candidate.free_blocks == LOAD.num_free_blocks - 10
+
+
+def test_blocks_of_a_worker_are_known_until_it_is_lost_or_begins_anew() -> None:
+    registry = registry_of(status_of("decode", "d"), status_of("prefill", "p"))
+    registry.hear_blocks(b"d", BlocksStored((b"1", b"2"), is_first=True))
+    registry.hear_blocks(b"p", BlocksStored((b"1",), is_first=True))
+    registry.hear_blocks(b"d", BlocksRemoved((b"2",)))
+    registry.hear_blocks(b"stranger", BlocksStored((b"1",)))
+    assert registry.index.overlap([b"1", b"2"]) == {"d": 1, "p": 1}
+    registry.hear_blocks(b"d", BlocksStored((b"3",), is_first=True))
+    assert registry.index.overlap([b"1"]) == {"p": 1}
+    registry.forget(b"p", "gone")
+    assert registry.index.overlap([b"1"]) == {}
+    registry.hear(b"d.1", status_of("decode", "d"))
+    assert registry.index.overlap([b"3"]) == {}
+
+
+def test_a_refused_worker_is_not_asked_for_blocks() -> None:
+    registry = registry_of(
+        status_of("decode", "d"), status_of("decode", "odd", layout=changed_layout(dtype="x"))
+    )
+    registry.hear_blocks(b"odd", BlocksStored((b"1",), is_first=True))
+    assert registry.index.overlap([b"1"]) == {}

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.router import MAX_BLAME, Candidate, Choice, Need, Snapshot, least_loaded
+from proxy.router import MAX_BLAME, Candidate, Choice, Need, Router, Snapshot
 
 
 def candidate(incarnation: str, **changes: Any) -> Candidate:
@@ -28,6 +28,7 @@ def snapshot(
 
 
 NEED = Need(num_tokens=100, max_total_tokens=200)
+least_loaded = Router("least_loaded", "least_loaded").choose
 
 
 def test_takes_the_shortest_queue_and_the_fewest_sequences() -> None:

@@ -1,0 +1,137 @@
+"""What a request would cost on each pair of workers, in seconds, from what the workers have measured.
+
+    TTFT      = queue of the one that prefills + its fixed share of a step + tokens that its cache lacks
+    transfer  = blocks that the decode worker lacks, over the link between the two, and a step to join
+    crowding  = a step for every sequence on the decode worker
+    delay     = what the streams on a decode worker lose while it prefills this prompt itself
+
+The cost is their sum. Transfers are hidden by the prefill in part; how much is not known here, so all counts.
+A decode worker alone is a pair without a transfer but with a delay, so that short prompts, and those it knows
+already, stay where they are decoded. It may only do so where a step with the prompt in it keeps the
+inter-token target: ``Targets.itl_s``, or without one some ordinary steps.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from proxy.fleet import Candidate, Need
+
+NUM_BEST = 4  # of each side are looked at as pairs
+LINK_BYTES_PER_S = 1e9  # of a link not measured yet, between workers that share all labels
+DISTANCE = 4.0  # how many times slower it is taken to be for every label that differs
+MOST_STEPS = 3.0  # ordinary steps that a step with a prompt in it may take, where there is no target
+UNKNOWN_TOKENS_PER_S = 2000.0  # before anybody has measured anything
+
+
+class Prediction(NamedTuple):
+    ttft_s: float
+    itl_s: float  # while the prompt is computed, of the streams beside it, and of its own
+    transfer_s: float
+    cost_s: float
+    num_cached: int
+
+
+class Fleet(NamedTuple):
+    """What is known of workers like these, for those that have measured nothing yet."""
+
+    tokens_per_s: float
+    bytes_per_s: float
+
+
+def fleet_of(workers: Iterable[Candidate]) -> Fleet:
+    speeds = [speed for worker in workers if (speed := worker.pace.prefill_tokens_per_s)]
+    links = [speed for worker in workers if worker.links for speed in worker.links.values()]
+    return Fleet(
+        sum(speeds) / len(speeds) if speeds else UNKNOWN_TOKENS_PER_S,
+        sum(links) / len(links) if links else 0.0,
+    )
+
+
+def cheapest_pair(
+    prefill: Sequence[Candidate], decode: Sequence[Candidate], need: Need, fleet: Fleet
+) -> tuple[Candidate, Candidate, float]:
+    """The pair and its cost; among equals the one used longest ago. Both sequences must not be empty."""
+    first = _best((prefill_cost(worker, need, fleet), worker.last_used, worker) for worker in prefill)
+    second = _best((decode_cost(worker, need), worker.last_used, worker) for worker in decode)
+    best = min(
+        (cost_p + cost_d + transfer_time(p, d, need, fleet), used_p + used_d, i, j)
+        for i, (cost_p, used_p, p) in enumerate(first)
+        for j, (cost_d, used_d, d) in enumerate(second)
+    )
+    return first[best[2]][2], second[best[3]][2], best[0]
+
+
+def cheapest_alone(
+    decode: Sequence[Candidate], need: Need, fleet: Fleet, keeps_target: bool = True
+) -> tuple[Candidate, float] | None:
+    """The decode worker to do both halves and its cost; ``keeps_target``: only one that may."""
+    allowed = [w for w in decode if not keeps_target or may_prefill(w, need, fleet)]
+    if not allowed:
+        return None
+    costs = [(cost_alone(worker, need, fleet), worker.last_used, i) for i, worker in enumerate(allowed)]
+    cost, _, index = min(costs)
+    return allowed[index], cost
+
+
+def predict(prefill: Candidate | None, decode: Candidate, need: Need, fleet: Fleet) -> Prediction:
+    step_s = decode.pace.step_s
+    if prefill is None:
+        cost, transfer_s = cost_alone(decode, need, fleet), 0.0
+        itl_s = step_s + compute_time(decode, need, fleet)
+    else:
+        transfer_s = transfer_time(prefill, decode, need, fleet)
+        cost = prefill_cost(prefill, need, fleet) + decode_cost(decode, need) + transfer_s
+        itl_s = step_s
+    worker = prefill or decode
+    return Prediction(prefill_cost(worker, need, fleet), itl_s, transfer_s, cost, need.num_cached(worker))
+
+
+def may_prefill(decode: Candidate, need: Need, fleet: Fleet) -> bool:
+    """Whether a step with the prompt in it keeps the inter-token target. Unknown: no."""
+    step_s = decode.pace.step_s
+    if not step_s:
+        return False
+    return step_s + compute_time(decode, need, fleet) <= (need.targets.itl_s or MOST_STEPS * step_s)
+
+
+def compute_time(worker: Candidate, need: Need, fleet: Fleet) -> float:
+    return (need.num_tokens - need.num_cached(worker)) / speed_of(worker, fleet)
+
+
+def prefill_cost(worker: Candidate, need: Need, fleet: Fleet) -> float:
+    """Seconds to the first token, on whichever worker computes it."""
+    num_tokens = worker.queued_tokens + need.num_tokens - need.num_cached(worker)
+    return worker.pace.step_s + num_tokens / speed_of(worker, fleet)
+
+
+def decode_cost(worker: Candidate, need: Need) -> float:
+    return worker.pace.step_s * worker.num_sequences
+
+
+def cost_alone(worker: Candidate, need: Need, fleet: Fleet) -> float:
+    delay_s = worker.num_sequences * compute_time(worker, need, fleet)
+    return prefill_cost(worker, need, fleet) + decode_cost(worker, need) + delay_s
+
+
+def speed_of(worker: Candidate, fleet: Fleet) -> float:
+    """Tokens per second in prefill. A worker that was slow once must get a chance to show that it is not."""
+    return max(worker.pace.prefill_tokens_per_s or fleet.tokens_per_s, fleet.tokens_per_s / 2)
+
+
+def transfer_time(prefill: Candidate, decode: Candidate, need: Need, fleet: Fleet) -> float:
+    num_lacking = -(-need.num_tokens // decode.block_size) - need.overlap.get(decode.incarnation, 0)
+    num_bytes = max(0, num_lacking) * decode.block_bytes
+    speed = prefill.links.get(decode.incarnation) or _link_speed(prefill, decode, fleet)
+    return num_bytes / speed + decode.pace.step_s
+
+
+def _link_speed(prefill: Candidate, decode: Candidate, fleet: Fleet) -> float:
+    speed = fleet.bytes_per_s or LINK_BYTES_PER_S
+    if prefill.locality:
+        other = decode.locality
+        speed /= DISTANCE ** sum(other.get(name) != value for name, value in prefill.locality.items())
+    return speed
+
+
+def _best(costs: Iterable[tuple[float, int, Candidate]]) -> list[tuple[float, int, Candidate]]:
+    return sorted(costs, key=lambda entry: entry[:2])[:NUM_BEST]

@@ -1,0 +1,63 @@
+"""The workers, and what a request needs of them, as routing sees both."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from common.messages import Pace
+
+
+class Candidate(NamedTuple):
+    """A worker that takes new work."""
+
+    incarnation: str
+    queued_tokens: int  # to be computed before a new request's turn
+    num_sequences: int
+    free_blocks: int
+    block_size: int
+    max_sequence_tokens: int  # 0: no limit known
+    trusted: bool  # has not failed lately
+    last_used: int  # grows with every dispatch
+    name: str = ""
+    pace: Pace = Pace()
+    block_bytes: int = 0
+    links: Mapping[str, float] = {}  # bytes/s to decode workers, by their incarnation
+    locality: Mapping[str, str] = {}
+
+
+class Targets(NamedTuple):
+    """What a request is promised, in seconds; 0: nothing."""
+
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+
+
+class Need(NamedTuple):
+    num_tokens: int  # to prefill
+    max_total_tokens: int  # with all output there may be
+    blame: Mapping[str, int] = {}  # incarnation -> part in failures of this request
+    hands_over: bool = True  # False: better served by one worker, without a transfer
+    overlap: Mapping[str, int] = {}  # incarnation -> leading blocks that it holds already
+    session: str = ""  # requests of one session are better served by one worker
+    draws: tuple[float, float] = (0.0, 0.0)  # random numbers in [0, 1), for policies that want some
+    targets: Targets = Targets()
+
+    def num_cached(self, worker: Candidate) -> int:
+        """Tokens that the worker need not compute; the last one it always must."""
+        found = self.overlap.get(worker.incarnation)
+        if not found:
+            return 0
+        most = (self.num_tokens - 1) // worker.block_size
+        return min(found, most) * worker.block_size
+
+
+class Snapshot(NamedTuple):
+    prefill: Sequence[Candidate]
+    decode: Sequence[Candidate]
+    expects_prefill: bool  # there have been prefill workers, or there should be
+    allows_fallback: bool  # decode workers may stand in for them
+
+
+class Choice(NamedTuple):
+    prefill: str | None
+    decode: str
+    fallback: bool = False  # no prefill worker, though there should be one
