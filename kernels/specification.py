@@ -1,0 +1,68 @@
+"""What GPUs have kernels for beside ``Ops``, in plain PyTorch: what those are tested against.
+
+Letters in shapes as in ``kernels``; R rows of D values in a block."""
+
+import torch
+from torch import Tensor
+
+
+def gather_blocks(cache: Tensor, block_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Blocks ``block_ids`` [n] int64 of ``cache`` [N, R, D], in ``dtype`` -> [n, R, D]."""
+    return cache.index_select(0, block_ids).to(dtype)
+
+
+def quantize_blocks(cache: Tensor, block_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The blocks as int8 or float8_e4m3fn [n, R, D], and their scales [n, R] float32: the largest value of a
+    row becomes the largest of the type."""
+    values = gather_blocks(cache, block_ids, torch.float32)
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    scales = values.abs().amax(-1) / limits.max
+    values = values / torch.where(scales == 0, 1, scales)[..., None]
+    return (values if dtype.is_floating_point else values.round()).to(dtype), scales
+
+
+def scatter_blocks(values: Tensor, scales: Tensor | None, block_ids: Tensor, cache: Tensor) -> None:
+    """Write ``values`` [n, R, D], times ``scales`` [n, R] if there are any, into the blocks ``block_ids`` [n]
+    int64, which must differ, of ``cache`` [N, R, D]."""
+    wide = values.float() if scales is None else values.float() * scales[..., None]
+    cache.index_copy_(0, block_ids, wide.to(cache.dtype))
+
+
+def draw(
+    logits: Tensor, temperatures: Tensor, min_ps: Tensor, top_ks: Tensor, top_ps: Tensor, chances: Tensor
+) -> Tensor:
+    """For each row of ``logits`` [S, V] float32 the token [S] int64 at which the distribution that
+    temperature, min-p, top-k (0: all) and top-p leave passes the chance, a number in [0, 1). Among equally
+    likely tokens top-k and top-p take all or none."""
+    weights = ((logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]).exp()
+    weights = weights.masked_fill(weights < min_ps[:, None], 0)
+    ordered = weights.sort(-1, descending=True).values
+    last = torch.where(top_ks > 0, top_ks, logits.shape[1]).clamp(max=logits.shape[1]).long()[:, None] - 1
+    weights = weights.masked_fill(weights < ordered.gather(1, last), 0)
+    ordered = weights.sort(-1, descending=True).values.double()
+    targets = top_ps[:, None].double() * ordered.sum(-1, keepdim=True)
+    last = torch.searchsorted(ordered.cumsum(-1), targets).clamp(max=logits.shape[1] - 1)
+    bounds = torch.where(top_ps[:, None] < 1, ordered.gather(1, last), 0)
+    sums = weights.masked_fill(weights < bounds, 0).double().cumsum(-1)
+    return torch.searchsorted(sums, chances[:, None] * sums[:, -1:], right=True)[:, 0]
+
+
+def penalize(
+    logits: Tensor,
+    token_ids: Tensor,
+    rows: Tensor,
+    is_output: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Change ``logits`` [S, V] float32 by the tokens so far: ``token_ids`` [n] int64 of the sequences
+    ``rows`` [n] int32, of the prompt or ``is_output`` [n] bool; penalties [S] float32. Repetition (Keskar et
+    al., 2019) looks at all of them, presence and frequency (OpenAI) at the output."""
+    seen, counts = torch.zeros_like(logits), torch.zeros_like(logits)
+    places = (rows.long(), token_ids)
+    seen[places] = 1
+    counts.index_put_(places, is_output.float(), accumulate=True)
+    weakened = torch.where(logits > 0, logits / repetition[:, None], logits * repetition[:, None])
+    chosen = torch.where(seen > 0, weakened, logits)
+    logits.copy_(chosen - frequency[:, None] * counts - presence[:, None] * (counts > 0))
