@@ -166,7 +166,9 @@ class Cluster:
         self._model = model
         self._max_fds, self._forked = max_fds, forked
         self._relayed, self._relayed_control = relayed, relayed_control
-        proxy = [f"--port={self.http_port}", f"--control-port={self.control_port}", *proxy_options]
+        ports = [f"--port={self.http_port}", f"--control-port={self.control_port}"]
+        # Short prompts would stay where they are decoded, and most faults without an effect.
+        proxy = [*ports, "--disaggregate=always", *proxy_options]
         self._add("proxy", [f"--model={model}", *proxy])
         self._worker_options = engine = [
             "--dtype=float32",

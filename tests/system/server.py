@@ -20,6 +20,8 @@ START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 90.0
 # Small enough to start fast beside other tests.
 SMALL = ("--dtype", "float32", "--num-blocks", "256", "--max-model-len", "2048")
+# Short prompts would stay where they are decoded, and the hand-over untried.
+HANDS_OVER = ("--disaggregate", "always")
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ def serving(*options: str) -> Iterator[Server]:
     """``baton serve`` with ``options`` on a free port, ready to serve; nothing of it is left afterwards."""
     port = free_port()
     process = subprocess.Popen(
-        [*baton("serve"), "--port", str(port), *SMALL, *options],
+        [*baton("serve"), "--port", str(port), *SMALL, *HANDS_OVER, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
