@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kernels import AttentionBatch, LayerWeights, LinearWeight, cpu, native
 from kernels.native import library
-from kernels.native.library import Quantization
+from kernels.quantization import Quantization
 
 HIDDEN, WIDE, HEADS, GROUPS, HEAD_DIM, LAYERS, BLOCK = 576, 1536, 9, 3, 64, 30, 16
 SHAPES = (((HEADS + 2 * GROUPS) * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (2 * WIDE, HIDDEN), (HIDDEN, WIDE))

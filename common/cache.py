@@ -26,11 +26,26 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def make_layout(
-    model_fingerprint: str, dtype: str, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int
+    model_fingerprint: str,
+    dtype: str,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    weights: str = "",
 ) -> Layout:
-    """What two caches have to agree on. ``dtype`` is that of the cache, resolved: not "auto"."""
+    """What two workers have to agree on. ``dtype`` is that of the cache, resolved: not "auto"."""
     assert dtype in DTYPES, dtype
-    return Layout(PROTOCOL_VERSION, model_fingerprint, dtype, num_layers, num_kv_heads, head_dim, block_size)
+    return Layout(
+        PROTOCOL_VERSION,
+        model_fingerprint,
+        dtype,
+        num_layers,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        weights=weights,
+    )
 
 
 def block_bytes_of(layout: Layout) -> int:

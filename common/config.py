@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+Quantization = Literal["auto", "none", "int8", "int4"]
 Policy = Literal[
     "cost", "least_loaded", "prefix_aware", "consistent_hash", "round_robin", "power_of_two", "random"
 ]
@@ -39,6 +41,11 @@ class EngineConfig:
     served_model_name: str = option("", "name of the model in the API; default: the last part of --model")
     device: str = option("auto", "cpu, cuda, cuda:N or auto")
     dtype: Dtype = option("auto", "type of weights and activations")
+    quantization: Quantization = option(
+        "auto",
+        "weights as whole numbers, a scale for every 32; auto: on a CPU without --dtype, 4 bits where a GGUF"
+        " file has 4, 8 otherwise",
+    )
     kv_cache_dtype: Dtype = option("auto", "type of the KV cache; auto: the same as --dtype")
     block_size: int = option(16, "token positions per KV block")
     kv_cache_memory_bytes: int = option(0, "memory for the KV cache; 0: chosen from the memory at hand")

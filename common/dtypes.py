@@ -1,6 +1,8 @@
-"""What ``--dtype auto`` means."""
+"""What ``auto`` means for ``--dtype`` and ``--quantization``."""
 
 import torch
+
+from common.config import Dtype, Quantization
 
 
 def resolve_dtype(saved: str, device: torch.device) -> torch.dtype:
@@ -15,3 +17,14 @@ def resolve_dtype(saved: str, device: torch.device) -> torch.dtype:
         return dtype
     tiles = torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if tiles and dtype == torch.bfloat16 else torch.float32
+
+
+def resolve_quantization(choice: Quantization, dtype: Dtype, compiled: bool) -> Quantization:
+    """``auto`` stays where weights are to be kept as whole numbers, each as its file has it.
+
+    That is where kernels gain by it (``compiled``: the ones in C compute), and where nobody has said what to
+    compute in: who asks for float32 wants the exact model.
+    """
+    if choice != "auto":
+        return choice
+    return "auto" if compiled and dtype == "auto" else "none"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from common.model_config import ModelConfig, ModelError, read_json
+from kernels.quantization import BLOCK_BYTES, BlockFormat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +65,17 @@ class GgufCheckpoint:
         order = self.row_order(name, target.shape[0])
         for rows, values in self.pieces(self.entries[name]):
             target[rows if order is None else order[rows]] = values.to(target)
+
+    def read_blocks(self, name: str) -> tuple[BlockFormat, Tensor] | None:
+        """A matrix as the file holds it, [rows, bytes], where the kernels know that format."""
+        entry = self.entries[name]
+        if entry["type"] not in BLOCK_BYTES or len(entry["shape"]) != 2:
+            return None
+        stored = torch.from_numpy(self.stored_rows(entry, entry["shape"][0]).copy())
+        order = self.row_order(name, entry["shape"][0])
+        if order is not None:
+            stored = torch.empty_like(stored).index_copy_(0, order, stored)
+        return entry["type"], stored
 
     def pieces(self, entry: dict[str, Any]) -> Iterator[tuple[slice, Tensor]]:
         """The tensor's rows (elements, if it is a vector), some at a time."""

@@ -164,6 +164,7 @@ class Layout(Struct, frozen=True):
     head_dim: int
     block_size: int
     tensor_parallel_size: int = 1
+    weights: str = ""  # what they are computed as, e.g. bfloat16 or bfloat16/int8: else tokens differ
 
     def difference(self, other: "Layout") -> str | None:
         """The first field in which the two differ, with both values; None when blocks can move between

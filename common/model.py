@@ -9,15 +9,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from common.config import Quantization
+from common.linears import Linears
 from common.model_config import ModelConfig
 from common.rope import cos_sin_table
 from common.weights import Weights
-from kernels import AttentionBatch, LayerWeights, LinearWeight, Ops
+from kernels import AttentionBatch, LayerWeights, Ops
 
 
 class Model:
     def __init__(
-        self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization = "none",
     ) -> None:
         assert (weights.dtype, weights.device) == (dtype, device), "weights are read as the model runs"
         self.config = config
@@ -25,10 +33,10 @@ class Model:
         self.dtype = dtype
         self.device = device
         self.embedding = weights.read("model.embed_tokens.weight")
-        self.layers = [read_layer(config, weights, ops, layer) for layer in range(config.num_layers)]
+        linears = Linears(weights, ops, quantization)
+        self.layers = [read_layer(config, weights, linears, layer) for layer in range(config.num_layers)]
         self.norm = weights.read("model.norm.weight")
-        table = self.embedding if config.tie_word_embeddings else weights.read("lm_head.weight")
-        self.lm_head = ops.pack_linear(table, None)
+        self.lm_head = linears.read(False, "model.embed_tokens" if config.tie_word_embeddings else "lm_head")
         self.cos_sin = cos_sin_table(config, config.max_position_embeddings, device)
         self._fused = ops.fuse(
             self.layers,
@@ -73,24 +81,20 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """``hidden`` [S, hidden], rows of ``forward``'s result -> [S, vocabulary] float32."""
         normed = self.ops.rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        return self.ops.linear(normed, self.lm_head).float()
+        return self.ops.linear(normed, self.lm_head, torch.float32)
 
 
-def read_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> LayerWeights:
+def read_layer(config: ModelConfig, weights: Weights, linears: Linears, index: int) -> LayerWeights:
     prefix = f"model.layers.{index}."
-
-    def linear(bias: bool, *names: str) -> LinearWeight:
-        weight = weights.read(*(f"{prefix}{name}.weight" for name in names))
-        return ops.pack_linear(weight, weights.read_if(bias, *(f"{prefix}{name}.bias" for name in names)))
-
+    attention = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
     return LayerWeights(
         input_norm=weights.read(f"{prefix}input_layernorm.weight"),
-        qkv=linear(config.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        qkv=linears.read(config.qkv_bias, *attention),
         q_norm=weights.read_if(config.qk_norm, f"{prefix}self_attn.q_norm.weight"),
         k_norm=weights.read_if(config.qk_norm, f"{prefix}self_attn.k_norm.weight"),
-        o=linear(config.o_bias, "self_attn.o_proj"),
+        o=linears.read(config.o_bias, f"{prefix}self_attn.o_proj"),
         mlp_norm=weights.read(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=linear(config.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
-        down=linear(config.mlp_bias, "mlp.down_proj"),
+        gate_up=linears.read(config.mlp_bias, f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"),
+        down=linears.read(config.mlp_bias, f"{prefix}mlp.down_proj"),
         window=config.windows[index],
     )

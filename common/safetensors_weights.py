@@ -7,6 +7,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.model_config import ModelError
+from kernels.quantization import BlockFormat
 
 DTYPES = ("F32", "F16", "BF16")
 
@@ -35,6 +36,9 @@ class SafetensorsCheckpoint:
 
     def read_into(self, name: str, target: Tensor) -> None:
         target.copy_(self.files[name].get_tensor(name))
+
+    def read_blocks(self, name: str) -> tuple[BlockFormat, Tensor] | None:
+        return None  # there is no such type here
 
     def file_of(self, name: str) -> str:
         return str(self.paths[name])

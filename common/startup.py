@@ -13,7 +13,7 @@ import torch
 from common import cores, logs, model_source, options, weights
 from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
 from common.config import ConfigError, EngineConfig, TransferConfig, WorkerConfig
-from common.dtypes import resolve_dtype
+from common.dtypes import resolve_dtype, resolve_quantization
 from common.engine import Engine
 from common.grammar import Grammars
 from common.messages import ModelInfo, Role
@@ -21,7 +21,7 @@ from common.model import Model
 from common.model_config import ModelConfig, ModelError
 from common.service import Service
 from common.tokenizer import Tokenizer
-from kernels import select
+from kernels import native, select
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,11 @@ def build_engine(setup: Setup) -> Engine:
     grammars.prepare()  # while the weights are read
     device = choose_device(config.device)
     dtype = resolve_dtype(model_config.dtype, device) if config.dtype == "auto" else DTYPES[config.dtype]
+    ops = select(device, setup.num_threads)
+    quantization = resolve_quantization(config.quantization, config.dtype, compiled=ops is native)
     loaded = weights.load(files, model_config, dtype, device)
-    model = Model(model_config, loaded, select(device, setup.num_threads), dtype, device)
+    model = Model(model_config, loaded, ops, dtype, device, quantization)
+    computed_as = name_of(dtype) + ("" if quantization == "none" else f"/{quantization}")
     max_model_len = choose_max_model_len(config, model_config)
     layout = make_layout(
         files.fingerprint,
@@ -83,6 +86,7 @@ def build_engine(setup: Setup) -> Engine:
         model_config.num_kv_heads,
         model_config.head_dim,
         config.block_size,
+        computed_as,
     )
     cache = Cache(layout, choose_num_blocks(config, layout, max_model_len, device), device)
     served = config.served_model_name or files.name
@@ -91,7 +95,7 @@ def build_engine(setup: Setup) -> Engine:
     engine = Engine(model, cache, info, config, model_config.eos_token_ids, parked, grammars)
     logger.info(
         "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
-        setup.name, served, name_of(dtype), device, cache.num_blocks, config.block_size,
+        setup.name, served, computed_as, device, cache.num_blocks, config.block_size,
         cache.num_blocks * cache.block_bytes / 2**20, engine.max_sequence_tokens,
     )  # fmt: skip
     return engine

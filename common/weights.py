@@ -16,6 +16,7 @@ from common.gguf_weights import GgufCheckpoint
 from common.model_config import ModelConfig, ModelError
 from common.model_source import ModelFiles
 from common.safetensors_weights import SafetensorsCheckpoint
+from kernels.quantization import BlockFormat, BlockWeight
 
 Shape = tuple[int, ...]
 IGNORED_SUFFIX = "rotary_emb.inv_freq"  # some older checkpoints carry what is computed here
@@ -30,6 +31,10 @@ class Checkpoint(Protocol):
 
     def read_into(self, name: str, target: Tensor) -> None:
         """Convert the tensor to the type of ``target``, which has its shape."""
+        ...
+
+    def read_blocks(self, name: str) -> tuple[BlockFormat, Tensor] | None:
+        """The matrix as whole numbers with a scale per block, [rows, bytes], where it is kept so."""
         ...
 
     def file_of(self, name: str) -> str: ...
@@ -49,6 +54,14 @@ class Weights:
         for name, part in zip(names, torch.split(whole, rows), strict=True):
             self.checkpoint.read_into(name, part)
         return whole
+
+    def read_blocks(self, *names: str) -> BlockWeight | None:
+        """The matrices, one below the other, where all are blocks of one format."""
+        parts = [part for name in names if (part := self.checkpoint.read_blocks(name)) is not None]
+        formats = {part[0] for part in parts}
+        if len(parts) < len(names) or len(formats) != 1:
+            return None
+        return BlockWeight(torch.cat([part[1] for part in parts]).to(self.device), formats.pop(), self.dtype)
 
     def read_if(self, present: bool, *names: str) -> Tensor | None:
         return self.read(*names) if present else None

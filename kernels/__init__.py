@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.quantization import BlockWeight, Quantization
+
 logger = logging.getLogger(__name__)
 
 
@@ -71,12 +73,16 @@ class Ops(Protocol):
     """Operations of a Llama-family decoder. Tensors are contiguous unless stated; results may be new or
     reused."""
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
-        """``weight`` [O, I] and ``bias`` [O] in the layout that ``linear`` reads."""
+    def pack_linear(
+        self, weight: Tensor | BlockWeight, bias: Tensor | None, kind: Quantization | None = None
+    ) -> LinearWeight:
+        """``weight`` [O, I] and ``bias`` [O] in the layout that ``linear`` reads; rounded to ``kind``, see
+        ``kernels.quantization``, unless they are blocks, which are taken as they are. ``ValueError`` for
+        weights too large for that."""
         ...
 
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        """``x`` [T, I] -> [T, O]."""
+    def linear(self, x: Tensor, weight: LinearWeight, dtype: torch.dtype | None = None) -> Tensor:
+        """``x`` [T, I] -> [T, O], in ``dtype`` if that is given."""
         ...
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:

@@ -12,16 +12,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionBatch, Forward, LayerWeights, LinearWeight
+from kernels.quantization import BlockWeight, Quantization, check_range, on_grid
 
 RUN_BYTES = 1 << 20  # keys and values of the sequences whose attention is computed at once
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None) -> LinearWeight:
+def pack_linear(
+    weight: Tensor | BlockWeight, bias: Tensor | None, kind: Quantization | None = None
+) -> LinearWeight:
+    if isinstance(weight, BlockWeight):
+        check_range(weight.largest(), weight.kind)
+        weight = weight.values()
+    elif kind is not None:
+        weight = on_grid(weight, kind)
     return LinearWeight((weight,), bias, weight.shape[1], weight.shape[0])
 
 
-def linear(x: Tensor, weight: LinearWeight) -> Tensor:
-    return F.linear(x, weight.data[0], weight.bias)
+def linear(x: Tensor, weight: LinearWeight, dtype: torch.dtype | None = None) -> Tensor:
+    return F.linear(x, weight.data[0], weight.bias).to(dtype or x.dtype)
 
 
 def embedding(token_ids: Tensor, table: Tensor) -> Tensor:

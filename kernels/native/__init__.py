@@ -15,7 +15,8 @@ from torch import Tensor
 from kernels import AttentionBatch, Forward, LayerWeights, LinearWeight
 from kernels.native.build import BuildError
 from kernels.native.decoder import Decoder
-from kernels.native.library import DTYPES, KINDS, Attention, Quantization, Rows, Weight, choose, load
+from kernels.native.library import BLOCKS, DTYPES, KINDS, Attention, Rows, Weight, choose, load
+from kernels.quantization import BlockWeight, Quantization, check_range
 
 __all__ = [
     "BuildError",
@@ -35,7 +36,6 @@ __all__ = [
 ]
 PANEL_OUTPUTS = 64  # outputs are padded to this: PANEL * PANEL_GROUP
 ALIGNMENT = 64
-LARGEST_QUANTIZED_WEIGHT = 250.0  # where a product on the way leaves half precision
 
 
 def available() -> str | None:
@@ -59,19 +59,20 @@ def set_num_threads(count: int) -> int:
     return int(load().baton_set_num_threads(count))
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, kind: Quantization | None = None) -> LinearWeight:
-    """``weight`` [O, I], kept in its own type, or as whole numbers with a scale ("int8") or a scale and an
-    offset ("int4") for each 32 inputs of an output. What was read from Q8_0 or Q4_1 in float32 comes out as
-    it was. ``ValueError`` for weights too large for that."""
+def pack_linear(
+    weight: Tensor | BlockWeight, bias: Tensor | None, kind: Quantization | None = None
+) -> LinearWeight:
     num_outputs, num_inputs = weight.shape
-    weight = weight.contiguous()
-    if kind is not None and not weight.abs().max() <= LARGEST_QUANTIZED_WEIGHT:
-        raise ValueError(f"weights of up to {weight.abs().max():.3g} cannot be kept as {kind}")
+    if isinstance(weight, BlockWeight):
+        kind, source, source_type = weight.kind, weight.rows.contiguous(), BLOCKS[weight.format]
+        check_range(weight.largest(), kind)
+    else:
+        source, source_type = weight.contiguous(), DTYPES[weight.dtype]
+        if kind is not None:
+            check_range(float(weight.abs().max()), kind)
     data = aligned(round_up(num_outputs, PANEL_OUTPUTS) * bytes_per_output(num_inputs, kind or weight.dtype))
     number = KINDS[kind or weight.dtype]
-    load().baton_pack(
-        weight.data_ptr(), DTYPES[weight.dtype], num_outputs, num_inputs, number, data.data_ptr()
-    )
+    load().baton_pack(source.data_ptr(), source_type, num_outputs, num_inputs, number, data.data_ptr())
     wide_bias = None
     if bias is not None:
         wide_bias = torch.zeros(round_up(num_outputs, PANEL_OUTPUTS))
@@ -89,11 +90,11 @@ def bytes_per_output(num_inputs: int, kind: Quantization | torch.dtype) -> int:
     return round_up(num_inputs, 32 if kind == torch.bfloat16 else 1) * kind.itemsize
 
 
-def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+def linear(x: Tensor, weight: LinearWeight, dtype: torch.dtype | None = None) -> Tensor:
     assert x.is_contiguous() and x.shape[-1] == weight.in_features
-    out = x.new_empty(x.shape[0], weight.out_features)
-    dtype = DTYPES[x.dtype]
-    load().baton_linear(x.data_ptr(), dtype, x.shape[0], weight.data[0].data_ptr(), out.data_ptr(), dtype)
+    out = x.new_empty(x.shape[0], weight.out_features, dtype=dtype)
+    types = DTYPES[x.dtype], DTYPES[out.dtype]
+    load().baton_linear(x.data_ptr(), types[0], len(x), weight.data[0].data_ptr(), out.data_ptr(), types[1])
     return out
 
 

@@ -4,14 +4,15 @@ import ctypes
 import os
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from kernels.native import build
+from kernels.quantization import BlockFormat, Quantization
 
-Quantization = Literal["int8", "int4"]
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum dtype
+BLOCKS: dict[BlockFormat, int] = {"Q8_0": 16, "Q4_0": 17, "Q4_1": 18}  # enum block_format
 KINDS: dict[torch.dtype | Quantization, int] = {  # enum kind
     torch.float32: 0,
     torch.bfloat16: 1,

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from common.dtypes import resolve_dtype
+from common.config import Dtype, Quantization
+from common.dtypes import resolve_dtype, resolve_quantization
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -29,3 +30,20 @@ def test_a_gpu_uses_the_type_the_weights_were_saved_in(saved: str) -> None:
 
 def test_the_answer_is_the_same_every_time_on_one_machine() -> None:
     assert len({resolve_dtype("bfloat16", CPU) for _ in range(5)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "dtype", "compiled", "expected"),
+    [
+        ("auto", "auto", True, "auto"),
+        ("auto", "auto", False, "none"),
+        ("auto", "float32", True, "none"),
+        ("auto", "bfloat16", True, "none"),
+        ("int8", "float32", False, "int8"),
+        ("none", "auto", True, "none"),
+    ],
+)
+def test_weights_are_whole_numbers_where_kernels_gain_by_it_and_nobody_asked_for_a_type(
+    choice: Quantization, dtype: Dtype, compiled: bool, expected: str
+) -> None:
+    assert resolve_quantization(choice, dtype, compiled) == expected

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels import AttentionBatch, cpu, native
 from kernels.native.build import BuildError
-from kernels.native.library import Quantization
+from kernels.quantization import Quantization
 
 REASON = native.available()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

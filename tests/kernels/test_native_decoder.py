@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionBatch, Forward, LayerWeights, cpu, native
-from kernels.native.library import Quantization
+from kernels.quantization import Quantization
 from tests.kernels.test_native import REASON, isa, random, same_bits  # noqa: F401 (isa is a fixture)
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

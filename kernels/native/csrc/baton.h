@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 enum dtype { F32, BF16, F16 };
+enum block_format { BLOCK_Q8_0 = 16, BLOCK_Q4_0, BLOCK_Q4_1 }; /* types of weights in GGUF files, blocks of GROUP inputs */
 
 /* How a weight matrix [O, I] is laid out: panels of PANEL outputs, zero padded to whole groups of panels; in a panel
  *   f32, f16  [I][PANEL]

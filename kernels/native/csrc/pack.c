@@ -64,7 +64,7 @@ INLINE int nibble_of(int k, int lane)
 
 struct pack_job {
     const void *weight;
-    enum dtype dtype;
+    enum dtype dtype; /* or one of enum block_format */
     int64_t num_outputs, num_inputs;
     int kind;
     void *data;
@@ -92,51 +92,115 @@ INLINE float from_half(uint16_t half)
     return wide[0];
 }
 
-/* One output's inputs, at most GROUP of them; what lies beyond the row counts as zero. */
-struct group {
-    float x[GROUP], lowest, highest;
+/* GROUP inputs of one output as whole numbers: x = scale * number, for int4 x = scale * number + least. */
+struct numbers {
+    uint16_t scale, least; /* in half precision, for int4 times INT4_FACTOR */
+    int8_t whole[GROUP];   /* for int4 from 0 to 15 */
 };
 
-static struct group load_group(const struct pack_job *job, const void *row, int64_t start)
+/* What lies beyond the row counts as zero. */
+struct group {
+    vf x[GROUP / W];
+    float lowest, highest;
+};
+
+static struct group load_group(const struct pack_job *job, const void *row, long start)
 {
-    struct group g = {.lowest = scalar_at(row, (size_t)start, job->dtype)};
-    g.highest = g.lowest;
-    for (int64_t i = start; i < start + GROUP && i < job->num_inputs; i++) {
-        g.x[i - start] = scalar_at(row, (size_t)i, job->dtype);
-        g.lowest = fminf(g.lowest, g.x[i - start]);
-        g.highest = fmaxf(g.highest, g.x[i - start]);
+    struct group g;
+    long n = (long)job->num_inputs;
+    vf lowest = vset(INFINITY), highest = vset(-INFINITY);
+    for (int i = 0; i < GROUP / W; i++) {
+        g.x[i] = start + i * W < n ? vload_at(row, start + i * W, n, job->dtype) : vset(0);
+        lowest = vmin(lowest, g.x[i]);
+        highest = vmax(highest, g.x[i]);
     }
+    g.lowest = -vhighest(vsub(vset(0), lowest));
+    g.highest = vhighest(highest);
     return g;
 }
 
 /* The largest magnitude becomes 127, or a little less when half precision rounds the scale up. */
-static void pack_int8_group(const struct group *g, int second, uint8_t *span, int lane)
+static void round_to_int8(const struct group *g, struct numbers *numbers)
 {
     float most = fmaxf(g->highest, -g->lowest);
     uint16_t half = to_half(most / 127.0f);
     half += from_half(half) * 127.0f < most; /* never beyond 127 */
-    ((uint16_t *)span)[second * PANEL + lane] = half;
     float scale = from_half(half);
-    uint8_t *whole = span + 2 * 2 * PANEL + second * GROUP * PANEL;
-    for (int k = 0; k < GROUP; k++) {
-        int value = scale > 0 ? (int)rintf(g->x[k] / scale) : 0;
-        whole[place_of(k, lane)] = (uint8_t)(value ^ WEIGHT_OFFSET);
-    }
+    numbers->scale = half;
+    for (int i = 0; i < GROUP / W; i++)
+        vstore_int8(numbers->whole + i * W, scale > 0 ? vround(vdiv(g->x[i], vset(scale))) : vset(0));
 }
 
 /* The least becomes 0, the greatest 15: for what came as Q4_1, the numbers that it was made of. */
-static void pack_int4_group(const struct group *g, int second, uint8_t *span, int lane)
+static void round_to_int4(const struct group *g, struct numbers *numbers)
+{
+    numbers->scale = to_half((g->highest - g->lowest) / 15.0f * INT4_FACTOR);
+    numbers->least = to_half(g->lowest * INT4_FACTOR);
+    float scale = from_half(numbers->scale) / INT4_FACTOR, least = from_half(numbers->least) / INT4_FACTOR;
+    for (int i = 0; i < GROUP / W; i++) {
+        vf x = scale > 0 ? vround(vdiv(vsub(g->x[i], vset(least)), vset(scale))) : vset(0);
+        vstore_int8(numbers->whole + i * W, vmin(vmax(x, vset(0)), vset(15.0f)));
+    }
+}
+
+INLINE int64_t block_bytes(int format)
+{
+    return format == BLOCK_Q8_0 ? 2 + GROUP : (format == BLOCK_Q4_1 ? 4 : 2) + GROUP / 2;
+}
+
+/* A block of a GGUF file: its scale, for Q4_1 its least value, then the numbers; of Q4 the first half of them in the
+ * lower half bytes. Those of Q4_0 mean eight less. */
+static void read_block(const uint8_t *block, int format, struct numbers *numbers)
+{
+    uint16_t halves[2];
+    memcpy(halves, block, sizeof halves);
+    if (format == BLOCK_Q8_0) {
+        numbers->scale = halves[0];
+        memcpy(numbers->whole, block + 2, GROUP);
+        return;
+    }
+    float least = format == BLOCK_Q4_1 ? from_half(halves[1]) : -8.0f * from_half(halves[0]);
+    numbers->scale = to_half(from_half(halves[0]) * INT4_FACTOR);
+    numbers->least = to_half(least * INT4_FACTOR);
+    const uint8_t *pairs = block + (format == BLOCK_Q4_1 ? 4 : 2);
+    for (int i = 0; i < GROUP / 2; i++) {
+        numbers->whole[i] = pairs[i] & 15;
+        numbers->whole[i + GROUP / 2] = (int8_t)(pairs[i] >> 4);
+    }
+}
+
+static void put_int8(const struct numbers *numbers, int second, uint8_t *span, int lane)
+{
+    ((uint16_t *)span)[second * PANEL + lane] = numbers->scale;
+    uint8_t *whole = span + 2 * 2 * PANEL + second * GROUP * PANEL;
+    for (int k = 0; k < GROUP; k++)
+        whole[place_of(k, lane)] = (uint8_t)(numbers->whole[k] ^ WEIGHT_OFFSET);
+}
+
+static void put_int4(const struct numbers *numbers, int second, uint8_t *span, int lane)
 {
     uint16_t *halves = (uint16_t *)span + second * PANEL + lane;
-    halves[0] = to_half((g->highest - g->lowest) / 15.0f * INT4_FACTOR);
-    halves[2 * PANEL] = to_half(g->lowest * INT4_FACTOR);
-    float scale = from_half(halves[0]) / INT4_FACTOR, least = from_half(halves[2 * PANEL]) / INT4_FACTOR;
+    halves[0] = numbers->scale;
+    halves[2 * PANEL] = numbers->least;
     uint8_t *whole = span + 2 * 2 * 2 * PANEL + second * GROUP * PANEL / 2;
     for (int k = 0; k < GROUP; k++) {
-        float value = scale > 0 ? rintf((g->x[k] - least) / scale) : 0;
-        int place = nibble_of(k, lane), shift = place % 2 * 4;
-        whole[place / 2] |= (uint8_t)((int)fminf(fmaxf(value, 0), 15) << shift);
+        int place = nibble_of(k, lane);
+        whole[place / 2] |= (uint8_t)(numbers->whole[k] << place % 2 * 4);
     }
+}
+
+static void read_group(const struct pack_job *job, int64_t output, int64_t start, struct numbers *numbers)
+{
+    if (job->dtype > F16) {
+        int64_t block = output * (job->num_inputs / GROUP) + start / GROUP;
+        read_block((const uint8_t *)job->weight + block * block_bytes(job->dtype), job->dtype, numbers);
+        return;
+    }
+    struct group g = load_group(job, at(job->weight, (size_t)(output * job->num_inputs), job->dtype), (long)start);
+    if (job->kind == KIND_INT8)
+        round_to_int8(&g, numbers);
+    else
+        round_to_int4(&g, numbers);
 }
 
 static void pack_quantized_panel(const struct pack_job *job, int64_t index, uint8_t *panel)
@@ -144,17 +208,16 @@ static void pack_quantized_panel(const struct pack_job *job, int64_t index, uint
     int64_t padded = padded_inputs(job->kind, job->num_inputs);
     for (int64_t start = 0; job->kind == KIND_INT8 && start < padded; start += SPAN)
         memset(panel + (size_t)(start / SPAN) * INT8_SPAN_BYTES + 2 * 2 * PANEL, WEIGHT_OFFSET, SPAN * PANEL);
-    for (int lane = 0; lane < PANEL && index * PANEL + lane < job->num_outputs; lane++) {
-        const void *row = at(job->weight, (size_t)((index * PANEL + lane) * job->num_inputs), job->dtype);
+    for (int lane = 0; lane < PANEL && index * PANEL + lane < job->num_outputs; lane++)
         for (int64_t start = 0; start < job->num_inputs; start += GROUP) {
-            struct group g = load_group(job, row, start);
+            struct numbers numbers = {0};
             uint8_t *span = panel + (size_t)(start / SPAN) * span_bytes(job->kind);
+            read_group(job, index * PANEL + lane, start, &numbers);
             if (job->kind == KIND_INT8)
-                pack_int8_group(&g, (int)(start % SPAN / GROUP), span, lane);
+                put_int8(&numbers, (int)(start % SPAN / GROUP), span, lane);
             else
-                pack_int4_group(&g, (int)(start % SPAN / GROUP), span, lane);
+                put_int4(&numbers, (int)(start % SPAN / GROUP), span, lane);
         }
-    }
 }
 
 static void pack_float_row(const struct pack_job *job, int64_t output, void *panel, int lane)

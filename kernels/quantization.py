@@ -1,0 +1,96 @@
+"""Weights as whole numbers: what "int8" and "int4" mean, whoever computes with them.
+
+Every 32 inputs of an output share a scale in half precision, for int4 also the value that 0 stands for. A
+GGUF file's Q8_0, Q4_0 and Q4_1 are such numbers already."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Quantization = Literal["int8", "int4"]
+BlockFormat = Literal["Q8_0", "Q4_0", "Q4_1"]
+GROUP = 32
+INT4_FACTOR = 256.0  # keeps small scales in the normal range of half precision
+LARGEST_WEIGHT = 250.0  # where a product on the way leaves half precision
+BLOCK_BYTES: dict[BlockFormat, int] = {"Q8_0": 2 + 32, "Q4_0": 2 + 16, "Q4_1": 4 + 16}
+KIND_OF_FORMAT: dict[BlockFormat, Quantization] = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A weight matrix as a GGUF file holds it."""
+
+    rows: Tensor  # [O, I / 32 * BLOCK_BYTES[format]] uint8
+    format: BlockFormat
+    dtype: torch.dtype  # of the activations that it will meet
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(O, I)"""
+        return self.rows.shape[0], self.rows.shape[1] // BLOCK_BYTES[self.format] * GROUP
+
+    @property
+    def kind(self) -> Quantization:
+        return KIND_OF_FORMAT[self.format]
+
+    def halves(self, index: int) -> Tensor:
+        """The first (0) or second (1) half-precision number of each block, [O, blocks, 1] float32."""
+        blocks = self.rows.view(len(self.rows), -1, BLOCK_BYTES[self.format])
+        return blocks[..., 2 * index : 2 * index + 2].contiguous().view(torch.float16).float()
+
+    def largest(self) -> float:
+        """No weight is larger than this."""
+        scale = self.halves(0).abs()
+        if self.format == "Q4_1":
+            return float((15 * scale + self.halves(1).abs()).max())
+        return float(scale.max()) * (128 if self.format == "Q8_0" else 8)
+
+    def values(self) -> Tensor:
+        """The weights [O, I]."""
+        blocks = self.rows.view(len(self.rows), -1, BLOCK_BYTES[self.format])
+        if self.format == "Q8_0":
+            values = blocks[..., 2:].view(torch.int8) * self.halves(0)
+        else:
+            pairs = blocks[..., -16:]
+            numbers = torch.cat([pairs & 15, pairs >> 4], dim=-1).float()
+            least = self.halves(1) if self.format == "Q4_1" else -8 * self.halves(0)
+            values = numbers * self.halves(0) + least
+        return values.flatten(1).to(self.dtype)
+
+
+def on_grid(weight: Tensor, kind: Quantization) -> Tensor:
+    """``weight`` [O, I] as what is left of it in whole numbers, in its own type. ``ValueError`` for weights
+    too large for that."""
+    check_range(float(weight.abs().max()), kind)
+    num_inputs = weight.shape[1]
+    groups = F.pad(weight.float(), (0, -num_inputs % GROUP)).view(len(weight), -1, GROUP)
+    values = _int8_values(groups) if kind == "int8" else _int4_values(groups)
+    return values.flatten(1)[:, :num_inputs].to(weight.dtype)
+
+
+def _int8_values(groups: Tensor) -> Tensor:
+    """The largest magnitude becomes 127, or a little less when half precision rounds the scale up."""
+    most = groups.abs().amax(-1, keepdim=True)
+    half = (most / 127).half()
+    scale = torch.where(
+        half.float() * 127 < most, (half.view(torch.int16) + 1).view(torch.float16), half
+    ).float()
+    return torch.where(scale > 0, (groups / scale).round() * scale, 0.0)
+
+
+def _int4_values(groups: Tensor) -> Tensor:
+    """The least becomes 0, the greatest 15."""
+    lowest, highest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale = ((highest - lowest) / 15 * INT4_FACTOR).half().float() / INT4_FACTOR
+    least = (lowest * INT4_FACTOR).half().float() / INT4_FACTOR
+    numbers = torch.where(scale > 0, ((groups - least) / scale).round().clamp(0, 15), 0.0)
+    return least + numbers * scale
+
+
+def check_range(largest: float, kind: Quantization) -> None:
+    """``ValueError`` unless weights of up to ``largest`` can be kept."""
+    if not largest <= LARGEST_WEIGHT:
+        raise ValueError(f"weights of up to {largest:.3g} cannot be kept as {kind}")
