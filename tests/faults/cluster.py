@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "control_plane" / "launch.py"
 READY_S = 90.0
 EXIT_S = 30.0
-POLL_S = 0.1
+POLL_S = 0.05
 LOG_TAIL_LINES = 40
 MODULES = {"proxy": "proxy", "p": "prefill_worker", "d": "decode_worker"}
 

@@ -23,7 +23,7 @@ SMALL = (
     "--max-num-seqs=16",
     "--piece-bytes=65536",  # four blocks
     "--credit-bytes=262144",
-    "--heartbeat-interval-s=0.2",
+    "--heartbeat-interval-s=0.1",
 )
 
 
@@ -81,12 +81,16 @@ async def cluster(shared: Cluster, oracle: Oracle) -> AsyncIterator[Cluster]:
 
 
 async def left_as_found(cluster: Cluster, oracle: Oracle) -> None:
-    """Everybody is there, holds nothing, and answers as the oracle does."""
+    """Everybody is there, holds nothing, and answers as the oracle does. Whom the proxy left out for failing
+    so often starts anew: the next test is not about that."""
     await cluster.ready()
     await cluster.quiet()
+    for name, worker in (await cluster.workers()).items():
+        if not worker["trusted"]:
+            cluster.restart(name)
+    await cluster.ready()
     async with Client(cluster.url) as client:
-        for seed in range(2):
-            assert_equal(await ask(client, oracle, case(40, 4, seed)))
+        assert_equal(await ask(client, oracle, case(40, 4)))
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_a_leak_fails_the_run() -> None:
 
 @pytest.mark.timeout(180)
 async def test_a_short_storm_leaves_nothing_wrong_hung_or_leaked(tmp_path: Path) -> None:
-    options = chaos.Options(seconds=10.0, seed=11, kill_every_s=2.0, others_every_s=0.8, forked=True)
+    options = chaos.Options(seconds=8.0, seed=11, kill_every_s=1.5, others_every_s=0.8, forked=True)
     result = await chaos.run(options, tmp_path)
     assert result.passed, "\n".join([result.line(), *result.score.examples, *result.leaks])
     assert result.num_faults[Kind.KILL] >= 3

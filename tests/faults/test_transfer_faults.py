@@ -146,9 +146,9 @@ async def test_damaged_control_messages_never_change_a_reply(
     for name in names:
         cluster.relays[name].set(flips, flips)
     client.timeout_s = 40.0
-    answers = await ask_all(client, oracle, cases(150, (10, 100), 30, seed=91), at_once=8)
+    answers = await ask_all(client, oracle, cases(100, (10, 100), 30, seed=91), at_once=8)
     assert_never_wrong(*answers)
-    assert tally(answers)[Verdict.EQUAL] > 100
+    assert tally(answers)[Verdict.EQUAL] > 60
     counts = [cluster.relays[name].counts for name in names]
     assert sum(count["forward_flips"] for count in counts) > 0
     assert sum(count["backward_flips"] for count in counts) > 0
