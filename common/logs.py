@@ -18,6 +18,8 @@ def setup(level: str = "") -> None:
     logging.basicConfig(
         level=chosen.upper(), format=_FORMAT, datefmt="%H:%M:%S", stream=sys.stderr, force=True
     )
+    # Not in the format, so not worth finding out for every line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # Libraries' own chatter is for debugging them.
     for library in ("httpx", "httpcore", "urllib3", "asyncio", "uvicorn"):
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -1,7 +1,6 @@
 """The HTTP API: which path does what."""
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -14,24 +13,19 @@ from starlette.types import ASGIApp
 
 from common.messages import PROTOCOL_VERSION
 from proxy.body import read_body
-from proxy.chat_job import chat_job
-from proxy.completion_job import completion_job
 from proxy.door import Door
 from proxy.errors import ApiError, invalid
 from proxy.frontend import Frontend
-from proxy.job import Job
+from proxy.generation import Generation
 from proxy.openapi import describe
-from proxy.prompts import Limits, check_token_ids, encode, render
-from proxy.reply import IGNORED, Reply
-from proxy.responses_job import responses_job
+from proxy.prompts import check_token_ids, encode, render
+from proxy.reply import IGNORED
 from proxy.schema import DetokenizeBody, TokenizeBody, read
-from proxy.served_model import ServedModel
 from proxy.siblings import metrics_of_all
 from proxy.validate import check_model
 from proxy.version import VERSION
 from proxy.worker import Worker
 
-Parse = Callable[[bytes, ServedModel, Limits, str], Awaitable[Job]]
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,10 +35,10 @@ def build_app(frontend: Frontend) -> ASGIApp:
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(ClientDisconnect, _show_nothing)
     app.add_exception_handler(Exception, _show_bug)
-    _add_generation(app, frontend)
+    _add_models(app, frontend)
     _add_tokens(app, frontend)
     _add_state(app, frontend)
-    door = Door(app, frontend.config.all_keys())
+    door = Door(Generation(app, frontend), frontend.config.all_keys())
     origins = list(frontend.config.allowed_origins)
     return with_cors(door, origins) if origins else door
 
@@ -60,30 +54,7 @@ def with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
     )
 
 
-def _add_generation(app: FastAPI, frontend: Frontend) -> None:
-    async def reply(request: Request, parse: Parse) -> Response:
-        arrived_at = time.monotonic()
-        trace = request.headers.get("traceparent", "")[:128]
-        try:
-            body = await read_body(request, frontend.config.max_body_bytes)
-            job = await parse(body, frontend.model, frontend.limits(), trace)
-        except ApiError as error:
-            frontend.metrics.refused.labels(error.code).inc()
-            raise
-        return Reply(frontend, job, arrived_at)
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await reply(request, completion_job)
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        return await reply(request, chat_job)
-
-    @app.post("/v1/responses")
-    async def responses(request: Request) -> Response:
-        return await reply(request, responses_job)
-
+def _add_models(app: FastAPI, frontend: Frontend) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
         return _json({"object": "list", "data": [_model_card(frontend)]})
