@@ -125,6 +125,7 @@ async def _serve_http(app: ASGIApp, sockets: list[socket.socket], config: ProxyC
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # who asks is not of interest
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=DRAIN_S,
             ssl_certfile=config.ssl_certfile or None,
