@@ -66,6 +66,8 @@ class ChatFormat:
         self, index: int, piece: Piece, delta: bytes, reason: str | None, timings: dict[str, float] | None
     ) -> bytes:
         extra = self._extra(piece.token_ids, timings)
+        if self._job.return_workers and piece.worker:
+            extra["worker"] = piece.worker
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}]}\n\n' % (
             self._prefix,
             index,

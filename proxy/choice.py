@@ -31,6 +31,7 @@ class Choice:
     arrived_at: float  # time.monotonic()
     first_token_at: float = 0.0
     last_token_at: float = 0.0
+    _attempt: tuple[int, int] = (0, 0)  # number of the latest; how many tokens there were before it
 
     @classmethod
     def of(cls, job: Job, index: int, frontend: Frontend, arrived_at: float, deadline: float) -> "Choice":
@@ -42,6 +43,8 @@ class Choice:
             priority=job.priority,
             cache_salt=job.cache_salt,
             trace=job.trace,
+            session=job.caller.session,
+            targets=job.caller.targets,
         )
         return cls(index, request, Detokenized(frontend.model.tokenizer, job), arrived_at)
 
@@ -51,10 +54,13 @@ class Choice:
         try:
             async with contextlib.aclosing(frontend.dispatcher.tokens(self.request)) as batches:
                 async for batch in batches:
+                    if self._attempt[0] != self.request.num_attempts:
+                        self._attempt = (self.request.num_attempts, self.text.num_tokens)
                     piece = self.text.push(batch)
                     self._note_tokens(frontend.observer, len(batch.token_ids))
                     if piece is None:
                         continue
+                    piece.worker = self._sampler()
                     if piece.finish_reason is not None:
                         self._check_prompt()
                         outcome = piece.finish_reason
@@ -66,6 +72,15 @@ class Choice:
             raise
         finally:
             frontend.observer.note_end(self._record(frontend.observer, outcome, error), time.monotonic())
+
+    def _sampler(self) -> str:
+        """Who sampled the latest token: in each attempt the prefill worker samples the first, the decode
+        worker all others."""
+        attempt = self.request.attempt
+        if attempt is None:
+            return ""
+        is_first = self.text.num_tokens - self._attempt[1] <= 1
+        return (attempt.prefill if attempt.prefill and is_first else attempt.decode).name
 
     def _check_prompt(self) -> None:
         """Raises RequestFailed rather than tell less than was asked for."""

@@ -76,6 +76,8 @@ class CompletionFormat:
                 self._started.add(index)
                 extra["prompt_token_ids"] = self._job.prompt_of(index).token_ids
             extra["token_ids"] = piece.token_ids
+        if self._job.return_workers and piece.worker:
+            extra["worker"] = piece.worker
         if timings and self._job.timings:
             extra["timings"] = timings
         return extra

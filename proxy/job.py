@@ -10,6 +10,7 @@ import msgspec
 
 from common.messages import Sampling
 from proxy.assistant import Dialect
+from proxy.caller import Caller
 
 Endpoint = Literal["completions", "chat", "responses"]
 
@@ -36,10 +37,12 @@ class Job:
     include_stop: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    return_workers: bool = False
     timings: bool = False
     priority: int = 0
     cache_salt: str = ""
     trace: str = ""
+    caller: Caller = Caller()  # noqa: RUF009 (immutable)
     dialect: Dialect = field(default_factory=Dialect)  # of chats
     has_named_call: bool = False  # the client said which function is to be called
     response_fields: dict[str, Any] = field(default_factory=dict)  # what a response repeats of its request

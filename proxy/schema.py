@@ -76,6 +76,7 @@ class Options(Struct, frozen=True):
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    return_workers: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None

@@ -20,6 +20,7 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    worker: str = ""  # name of the one that sampled the last token
 
 
 class Detokenized:

@@ -54,6 +54,7 @@ def build_job(
         skip_special_tokens=options.skip_special_tokens is not False,
         tells_prompt_logprobs=options.prompt_logprobs is not None,
         return_token_ids=bool(options.return_token_ids),
+        return_workers=bool(options.return_workers),
         timings=bool(options.timings),
         priority=options.priority or 0,
         cache_salt=options.cache_salt or "",

@@ -14,6 +14,7 @@ from common.messages import Generate, Role, WorkerError
 from proxy import attempt as attempt_module
 from proxy.served_model import ServedModel
 from tests.proxy.conftest import System, system_of
+from tests.proxy.replies import chunks_of
 from tests.proxy.scripted import LAYOUT, LOAD, WAIT_S, Script, ScriptedWorker, speaks
 
 TEXT = b"the quick brown fox jumps over the lazy dog"
@@ -288,6 +289,28 @@ async def test_a_decode_worker_that_drains_is_not_held_against_the_prefill_worke
     for _ in range(4):
         assert await text_of(system) == TEXT.decode()
     assert len(prefill.generates) == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "say"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say"}]}),
+    ],
+)
+async def test_each_chunk_of_a_stream_names_its_worker_when_asked_to(
+    system: System, path: str, prompt: dict[str, object]
+) -> None:
+    prefill, decode = await pair(system)
+
+    async def workers(**body: object) -> list[str]:
+        chunks = await chunks_of(system, path, **(prompt | body))
+        return [choice["worker"] for chunk in chunks for choice in chunk["choices"] if "worker" in choice]
+
+    assert await workers(max_tokens=1, return_workers=True) == [prefill.status.name]
+    names = await workers(max_tokens=4, return_workers=True)
+    assert names[-1] == decode.status.name and set(names) <= {prefill.status.name, decode.status.name}
+    assert await workers(max_tokens=4) == []
 
 
 async def test_a_request_that_cannot_be_handed_over_is_served_by_a_decode_worker_alone(
