@@ -1,0 +1,72 @@
+// The last five minutes since the page was opened, a point a second.
+
+const NUM_POINTS = 300;
+const HEIGHT = 150;
+const times = [];
+const charts = [];
+
+const KINDS = [
+  { id: "ttft", scale: 1e3, lines: [["p50", (w) => w.ttft_p50_s], ["p99", (w) => w.ttft_p99_s]] },
+  { id: "itl", scale: 1e3, lines: [["p50", (w) => w.itl_p50_s], ["p99", (w) => w.itl_p99_s]] },
+  { id: "tokens", scale: 1, lines: [["output", (w) => w.output_tokens_per_s], ["prompt", (w) => w.prompt_tokens_per_s]] },
+  { id: "links", scale: 1e-6, lines: [["all links", (_, snapshot) => flow(snapshot)]] },
+];
+
+function flow(snapshot) {
+  return snapshot.links.reduce((sum, link) => sum + (link.bytes_per_s ?? 0), 0);
+}
+
+export function push(snapshot, span) {
+  if (!charts.length) KINDS.forEach(open);
+  times.push(snapshot.at);
+  for (const chart of charts) {
+    chart.kind.lines.forEach(([, read], number) => {
+      const value = read(snapshot.windows[span], snapshot);
+      chart.series[number].push(value === null || value === undefined ? null : value * chart.kind.scale);
+    });
+  }
+  if (times.length > NUM_POINTS) {
+    times.shift();
+    for (const chart of charts) chart.series.forEach((values) => values.shift());
+  }
+  if (!document.hidden) redraw();
+}
+
+export function redraw() {
+  for (const chart of charts) chart.plot.setData([times, ...chart.series]);
+}
+
+// Colours come from the style sheet: a change of theme draws everything anew.
+export function restyle() {
+  for (const chart of charts) {
+    chart.plot.destroy();
+    chart.plot = plotOf(chart.kind, chart.series);
+  }
+}
+
+function open(kind) {
+  const series = kind.lines.map(() => []);
+  const chart = { kind, series, plot: plotOf(kind, series) };
+  charts.push(chart);
+  const box = document.getElementById(`chart-${kind.id}`);
+  new ResizeObserver(() => chart.plot.setSize({ width: box.clientWidth, height: HEIGHT })).observe(box);
+}
+
+function plotOf(kind, data) {
+  const box = document.getElementById(`chart-${kind.id}`);
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+  const strokes = [colour("--decode"), colour("--prefill")];
+  const series = kind.lines.map(([label], number) => ({
+    label, stroke: strokes[number], width: 1.75, points: { show: false }, spanGaps: false,
+    fill: number === 0 && kind.lines.length === 1 ? `${strokes[0]}22` : undefined,
+    value: (_, value) => (value === null ? "–" : value >= 100 ? value.toFixed(0) : value.toFixed(2)),
+  }));
+  const options = {
+    width: box.clientWidth || 300, height: HEIGHT, padding: [8, 8, 0, 0], cursor: { y: false },
+    legend: { live: true }, series: [{ value: () => "" }, ...series],
+    scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-3) * 1.15] } },
+    axes: [{ ...axis, size: 26, space: 60 }, { ...axis, size: 48 }],
+  };
+  return new uPlot(options, [times, ...data], box);
+}
