@@ -175,6 +175,9 @@ class ProxyConfig:
     router_policy: Policy = option("cost", "how workers are chosen, see docs/operations.md")
     prefill_policy: Literal[Policy, "same"] = option("same", "how prefill workers are, if otherwise")
     decode_policy: Literal[Policy, "same"] = option("same", "how decode workers are, if otherwise")
+    slo_admission: Literal["best_effort", "refuse"] = option(
+        "best_effort", "refuse: requests that would miss --slo-ttft-s or --slo-itl-s get 429 instead"
+    )
     disaggregate: Literal["auto", "always", "never"] = option(
         "auto", "auto: decode workers also prefill what costs less there; needs the cost policy"
     )

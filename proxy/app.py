@@ -19,7 +19,7 @@ from proxy.frontend import Frontend
 from proxy.generation import Generation
 from proxy.openapi import describe
 from proxy.prompts import check_token_ids, encode, render
-from proxy.reply import IGNORED
+from proxy.reply import IGNORED, ROUTE
 from proxy.schema import DetokenizeBody, TokenizeBody, read
 from proxy.siblings import metrics_of_all
 from proxy.validate import check_model
@@ -50,7 +50,7 @@ def with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["X-Request-Id", "Retry-After", IGNORED],
+        expose_headers=["X-Request-Id", "Retry-After", IGNORED, ROUTE],
     )
 
 

@@ -29,6 +29,7 @@ class Prediction(NamedTuple):
     transfer_s: float
     cost_s: float
     num_cached: int
+    is_measured: bool  # by the worker that is to prefill, or by others; else it is a guess
 
 
 class Fleet(NamedTuple):
@@ -36,6 +37,7 @@ class Fleet(NamedTuple):
 
     tokens_per_s: float
     bytes_per_s: float
+    is_measured: bool
 
 
 def fleet_of(workers: Iterable[Candidate]) -> Fleet:
@@ -44,6 +46,7 @@ def fleet_of(workers: Iterable[Candidate]) -> Fleet:
     return Fleet(
         sum(speeds) / len(speeds) if speeds else UNKNOWN_TOKENS_PER_S,
         sum(links) / len(links) if links else 0.0,
+        bool(speeds),
     )
 
 
@@ -83,7 +86,8 @@ def predict(prefill: Candidate | None, decode: Candidate, need: Need, fleet: Fle
         cost = prefill_cost(prefill, need, fleet) + decode_cost(decode, need) + transfer_s
         itl_s = step_s
     worker = prefill or decode
-    return Prediction(prefill_cost(worker, need, fleet), itl_s, transfer_s, cost, need.num_cached(worker))
+    ttft_s = prefill_cost(worker, need, fleet)
+    return Prediction(ttft_s, itl_s, transfer_s, cost, need.num_cached(worker), fleet.is_measured)
 
 
 def may_prefill(decode: Candidate, need: Need, fleet: Fleet) -> bool:

@@ -31,10 +31,11 @@ from common.messages import (
     WorkerError,
 )
 from proxy.attempt import OUT_OF_TIME, Attempt, AttemptFailed, Batch
+from proxy.cost import Prediction
 from proxy.metrics import Metrics
 from proxy.registry import Registry
 from proxy.request import Request, RequestFailed, route_of
-from proxy.router import Choice, Need, Router
+from proxy.router import Choice, Need, Router, Targets
 from proxy.worker import Worker
 
 # While messages wait, receive returns at once: others get their turn after this many of them. The more there
@@ -54,7 +55,10 @@ class Dispatcher:
         incarnation: str,
         max_attempts: int,
         worker_wait_s: float,
+        refuses_misses: bool = False,
     ) -> None:
+        """``refuses_misses``: requests whose targets cannot be met, as far as anybody can tell, are
+        refused."""
         self.registry = registry
         self.incarnation = incarnation
         self._channel = channel
@@ -62,6 +66,7 @@ class Dispatcher:
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._worker_wait_s = worker_wait_s
+        self._refuses_misses = refuses_misses
         self._attempts: dict[str, Attempt] = {}  # under way, by request id
         self._aborted_again = Recent()
         self._workers_changed = asyncio.Event()
@@ -163,6 +168,8 @@ class Dispatcher:
                 request.prediction = self._router.predict(snapshot, need, choice)
                 if logger.isEnabledFor(logging.DEBUG):
                     logger.debug("request %s: %s", request.id, self._router.explain(snapshot, need, choice))
+                if self._refuses_misses and request.num_attempts == 0:
+                    self._refuse_miss(request.prediction, request.targets)
                 return choice, need
             left = patience - loop.time()
             none_is_large_enough = request.num_attempts == 0 and self.registry.serves
@@ -172,6 +179,18 @@ class Dispatcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._workers_changed.wait()
+
+    def _refuse_miss(self, told: Prediction, targets: Targets) -> None:
+        """Raises RequestFailed."""
+        late_s = told.ttft_s - targets.ttft_s if targets.ttft_s else 0.0
+        slow_s = told.itl_s - targets.itl_s if targets.itl_s else 0.0
+        if not told.is_measured or (late_s <= 0 and slow_s <= 0):
+            return
+        what = "first token" if late_s > 0 else "time between tokens"
+        seconds, target = (told.ttft_s, targets.ttft_s) if late_s > 0 else (told.itl_s, targets.itl_s)
+        self._metrics.refused.labels("slo").inc()
+        text = f"the {what} would take {seconds:.3f} s, more than the target of {target:g} s"
+        raise RequestFailed(WorkerError("overloaded", text), max(1, math.ceil(late_s)))
 
     def _need(self, request: Request) -> Need:
         """With all that policies may want to know."""

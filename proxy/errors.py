@@ -50,9 +50,9 @@ _ANSWERS: dict[ErrorCode, _Answer] = {
 }
 
 
-def from_worker(error: WorkerError) -> ApiError:
+def from_worker(error: WorkerError, retry_after_s: int = 1) -> ApiError:
     status, kind, code, retry_after = _ANSWERS[error.code]
-    headers = {"Retry-After": "1"} if retry_after else None
+    headers = {"Retry-After": str(retry_after_s)} if retry_after else None
     return ApiError(status, error.message, kind, None, code, headers)
 
 

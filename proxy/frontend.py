@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from common.config import ProxyConfig
+from proxy.admission import Admission
 from proxy.dispatcher import Dispatcher
-from proxy.errors import too_many_requests
+from proxy.errors import ApiError
+from proxy.fleet import Targets
+from proxy.job import Job
 from proxy.metrics import Metrics
 from proxy.observer import Observer
 from proxy.prompts import Limits
@@ -23,8 +26,17 @@ class Frontend:
     dispatcher: Dispatcher
     metrics: Metrics
     observer: Observer
-    num_admitted: int = 0
+    admission: Admission
     started_at: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def num_admitted(self) -> int:
+        return self.admission.num_admitted
+
+    @property
+    def targets(self) -> Targets:
+        """Of requests that name none."""
+        return Targets(self.config.slo_ttft_s, self.config.slo_itl_s)
 
     @property
     def max_model_len(self) -> int:
@@ -41,18 +53,22 @@ class Frontend:
         )
 
     @contextlib.contextmanager
-    def admit(self, count: int) -> Iterator[None]:
-        """A place among the requests under way for each of ``count`` sequences; ApiError at once when
-        full."""
-        if self.num_admitted + count > self.config.max_queued_requests:
-            self.metrics.refused.labels("too_many").inc()
-            raise too_many_requests(self.config.max_queued_requests)
-        self._set_admitted(self.num_admitted + count)
+    def admit(self, job: Job) -> Iterator[int]:
+        """A place among the requests under way for each of the job's sequences, and their priority; ApiError
+        at once when there is none."""
+        key, count = job.caller.key, job.num_choices
         try:
-            yield
+            self.admission.enter(key, count)
+        except ApiError:
+            self.metrics.refused.labels("too_many").inc()
+            raise
+        self._note_admitted()
+        try:
+            yield self.admission.priority(key, job.priority)
         finally:
-            self._set_admitted(self.num_admitted - count)
+            self.admission.leave(key, count)
+            self._note_admitted()
 
-    def _set_admitted(self, count: int) -> None:
-        self.num_admitted = self.observer.live.num_in_flight = count
-        self.metrics.in_flight.set(count)
+    def _note_admitted(self) -> None:
+        self.observer.live.num_in_flight = self.num_admitted
+        self.metrics.in_flight.set(self.num_admitted)

@@ -6,11 +6,13 @@ costs more than what happens in these, so they do without.
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.body import read_body
+from proxy.caller import caller_of
 from proxy.chat_job import chat_job
 from proxy.completion_job import completion_job
 from proxy.door import answer
@@ -58,4 +60,6 @@ class Generation:
         trace = request.headers.get("traceparent", "")[:128]
         body = await read_body(request, self._frontend.config.max_body_bytes)
         job = await parse(body, self._frontend.model, self._frontend.limits(), trace)
+        key = request.scope.get("state", {}).get("key", "")
+        job = replace(job, caller=caller_of(request.headers, key, self._frontend.targets))
         return Reply(self._frontend, job, arrived_at)

@@ -29,6 +29,7 @@ from proxy.merge import merge
 from proxy.request import RequestFailed
 from proxy.responses_format import ResponsesFormat
 
+ROUTE = "X-Baton-Route"  # which workers, and what was predicted of them
 IGNORED = "X-Baton-Ignored"  # names fields of the body that had no effect
 SLOW_READER_S = 30.0  # past the deadline, for the client to read what is left
 
@@ -69,12 +70,14 @@ class Reply(Response):
     async def _run(self, send: Send) -> None:
         """Everything the client gets, errors included."""
         try:
-            with self._frontend.admit(self._job.num_choices):
+            with self._frontend.admit(self._job) as priority:
+                for choice in self._choices:
+                    choice.request.priority = priority
                 async with asyncio.timeout_at(self._deadline + SLOW_READER_S):
                     await self._answer(send)
             self._count("success")
         except RequestFailed as failure:
-            await self._fail(send, from_worker(failure.error))
+            await self._fail(send, from_worker(failure.error, failure.retry_after_s))
         except ApiError as error:
             await self._fail(send, error)
         except TimeoutError:
@@ -154,6 +157,8 @@ class Reply(Response):
     async def _start(self, send: Send, status: int, content_type: str, headers: dict[str, str]) -> None:
         self._is_started = True
         headers = {"Content-Type": content_type} | headers
+        if route := self._choices[0].request.route_text():
+            headers[ROUTE] = route
         ignored = [name for name in self._job.ignored if re.fullmatch(r"[\x21-\x7e]{1,64}", name)]
         if ignored:
             headers[IGNORED] = ", ".join(ignored[:20])

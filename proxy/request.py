@@ -30,9 +30,10 @@ MAX_FAILED_HANDOVERS = (
 class RequestFailed(Exception):
     """The request has ended without its reply."""
 
-    def __init__(self, error: WorkerError) -> None:
+    def __init__(self, error: WorkerError, retry_after_s: int = 1) -> None:
         super().__init__(error.message)
         self.error = error
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +77,18 @@ class Request:
         wants_prompt = self.sampling.num_prompt_logprobs is not None
         hands_over = self.num_failed_handovers < MAX_FAILED_HANDOVERS and not wants_prompt
         return Need(len(self.token_ids) + len(self.output), total, self.blame, hands_over)
+
+    def route_text(self) -> str:
+        """The latest attempt's workers and what was predicted of them, for a header; empty: none yet."""
+        if not self.routes or self.prediction is None:
+            return ""
+        route, told = self.routes[-1], self.prediction
+        text = (
+            f"{route.path} prefill={route.prefill or '-'} decode={route.decode} "
+            f"ttft_s={told.ttft_s:.4f} cost_s={told.cost_s:.4f} "
+            f"cached={told.num_cached}/{len(self.token_ids)} attempt={self.num_attempts}"
+        )
+        return "".join(character if " " <= character <= "~" else "?" for character in text)
 
     def overlap(self, index: BlockIndex, fingerprint: str, block_size: int) -> Overlap:
         """Who holds how much of the prompt."""

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from common.channel import WorkerChannel
 from common.config import ConfigError, ProxyConfig
+from proxy.admission import Admission
 from proxy.app import build_app
 from proxy.dispatcher import Dispatcher
 from proxy.frontend import Frontend
@@ -93,10 +94,12 @@ def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Fr
         uuid.uuid4().hex,
         config.max_attempts,
         config.worker_wait_s,
+        refuses_misses=config.slo_admission == "refuse",
     )
     live = Live(registry, model.name, config.slo_ttft_s, config.slo_itl_s)
     observer = Observer(metrics, live, config.slo_ttft_s, config.slo_itl_s)
-    return Frontend(config, model, registry, dispatcher, metrics, observer)
+    admission = Admission(config.max_queued_requests, len(config.all_keys()))
+    return Frontend(config, model, registry, dispatcher, metrics, observer, admission)
 
 
 async def serve(config: ProxyConfig, model: ServedModel, sockets: list[socket.socket]) -> None:

@@ -22,6 +22,7 @@ from common.messages import (
     Status,
     TokenLogprob,
     Tokens,
+    ToProxy,
     WorkerError,
 )
 
@@ -113,6 +114,9 @@ class ScriptedWorker:
         self._channel.send(Outputs((tokens,)))
         self.num_said += 1
         self._changed.set()
+
+    def send(self, message: ToProxy) -> None:
+        self._channel.send(message)
 
     def take_over(self, generate: Generate) -> None:
         """As if a prefill worker had handed the request over."""

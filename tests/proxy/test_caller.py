@@ -1,0 +1,27 @@
+import pytest
+
+from proxy.caller import caller_of
+from proxy.errors import ApiError
+from proxy.fleet import Targets
+
+DEFAULTS = Targets(ttft_s=1.0, itl_s=0.05)
+
+
+def test_headers_stand_for_what_the_configuration_promises() -> None:
+    assert caller_of({}, "", DEFAULTS).targets == DEFAULTS
+    headers = {"X-Baton-SLO-TTFT": "0.25", "X-Baton-SLO-ITL": "0"}
+    caller = caller_of(headers | {"X-Session-ID": "s"}, "2", DEFAULTS)
+    assert caller.targets == Targets(0.25, 0.0)
+    assert (caller.key, caller.session) == ("2", "s")
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", ""])
+def test_a_target_that_is_no_time_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ApiError, match="X-Baton-SLO-ITL") as refusal:
+        caller_of({"X-Baton-SLO-ITL": text}, "", DEFAULTS)
+    assert refusal.value.status == 400
+
+
+def test_a_session_of_absurd_length_is_refused() -> None:
+    with pytest.raises(ApiError, match="X-Session-ID"):
+        caller_of({"X-Session-ID": "x" * 1000}, "", DEFAULTS)
