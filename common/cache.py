@@ -7,7 +7,8 @@ without being gathered. Kernels see one layer at a time as a view [N, 2, G, B, D
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from common.messages import PROTOCOL_VERSION, Layout
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTOMATIC_BYTES = 1 << 30  # at most, in main memory: it is shared with other workers and other programs
 AUTOMATIC_SHARE = 0.2  # of the main memory at hand
-AUTOMATIC_DEVICE_SHARE = 0.85  # of a device's free memory: the device is the worker's own
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -53,9 +53,12 @@ def block_bytes_of(layout: Layout) -> int:
     return positions * layout.head_dim * DTYPES[layout.dtype].itemsize
 
 
-def choose_num_blocks(config: EngineConfig, layout: Layout, max_model_len: int, device: torch.device) -> int:
+def choose_num_blocks(
+    config: EngineConfig, layout: Layout, max_model_len: int, device: torch.device, step_bytes: int = 0
+) -> int:
     """From the configuration; without a word there, from the memory at hand, but no more than can ever be
-    of use. Raises ``ConfigError`` where not even one block fits."""
+    of use; ``step_bytes`` are left for steps to compute in. Raises ``ConfigError`` where not even one block
+    fits."""
     if config.num_blocks:
         return config.num_blocks
     block_bytes = block_bytes_of(layout)
@@ -63,25 +66,34 @@ def choose_num_blocks(config: EngineConfig, layout: Layout, max_model_len: int, 
         num_blocks = config.kv_cache_memory_bytes // block_bytes
     else:
         useful = config.max_num_seqs * -(-max_model_len // layout.block_size)
-        num_blocks = min(useful, automatic_bytes(device) // block_bytes)
+        num_blocks = min(useful, automatic_bytes(config, device, step_bytes) // block_bytes)
     if num_blocks < 1:
         raise ConfigError(f"--kv-cache-memory-bytes: one block alone takes {block_bytes} bytes")
     return num_blocks
 
 
-def automatic_bytes(device: torch.device) -> int:
-    """A modest share of the memory at hand."""
+def automatic_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
+    """What the worker's share of a device leaves beside weights and steps; a modest share of main memory."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * AUTOMATIC_DEVICE_SHARE)
+        free, total = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device)
+        return device_bytes(config.gpu_memory_utilization, total, free, held, step_bytes)
     available = psutil.virtual_memory().available
     if CGROUP_LIMIT.is_file() and (limit := CGROUP_LIMIT.read_text().strip()).isdigit():
         available = min(available, int(limit))
     return min(AUTOMATIC_BYTES, int(available * AUTOMATIC_SHARE))
 
 
+def device_bytes(share: float, total: int, free: int, held: int, step_bytes: int) -> int:
+    """For the cache of a process that may take ``share`` of a device's ``total`` memory and holds ``held`` of
+    it already, when ``free`` is left by everybody."""
+    return max(0, min(int(share * total) - held, free) - step_bytes)
+
+
 class Cache:
     """In main memory it is backed by pages that the system hands out, zeroed, when they are first written.
-    On a device the bytes of blocks travel by way of main memory; ``staged`` asks for that anywhere."""
+    On a device the bytes of blocks travel by way of main memory, on a stream of their own, beside the steps;
+    ``staged`` asks for that anywhere. What a step wrote can be read once the host has seen the step end."""
 
     def __init__(self, layout: Layout, num_blocks: int, device: torch.device, staged: bool = False) -> None:
         self.layout = layout
@@ -92,13 +104,15 @@ class Cache:
         shape = (num_blocks, layout.num_layers, 2, num_heads, block_size, layout.head_dim)
         dtype = DTYPES[layout.dtype]
         self._bytes: memoryview | None = None
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if device.type == "cpu" and not staged:
             num_bytes = math.prod(shape) * dtype.itemsize
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._bytes = memoryview(memory)
             self.data = torch.frombuffer(memory, dtype=dtype).view(shape)
         else:
-            self.data = torch.zeros(shape, dtype=dtype, device=device)
+            # One block more, the last, is nobody's: recorded steps write there what fills them up.
+            self.data = torch.zeros((num_blocks + 1, *shape[1:]), dtype=dtype, device=device)
         self.layers: list[Tensor] = list(self.data.unbind(1))
 
     def layer(self, index: int) -> Tensor:
@@ -118,9 +132,9 @@ class Cache:
         if self._bytes is not None:
             return self.views(block_ids)
         host = self._host_memory(len(block_ids))
-        for row, block_id in zip(host, block_ids, strict=True):
-            row.copy_(self._block_bytes(block_id), non_blocking=True)
-        self.synchronize()
+        with self._copying():
+            for rows, blocks in self._runs(host, block_ids):
+                rows.copy_(blocks, non_blocking=True)
         return [host.flatten().numpy().data]
 
     def landing(self, block_ids: Sequence[int]) -> list[memoryview]:
@@ -136,22 +150,37 @@ class Cache:
         if self._bytes is not None:
             return
         host = torch.frombuffer(views[0], dtype=torch.uint8).view(len(block_ids), self.block_bytes)
-        for row, block_id in zip(host, block_ids, strict=True):
-            self._block_bytes(block_id).copy_(row, non_blocking=True)
-        self.synchronize()
+        with self._copying():
+            for rows, blocks in self._runs(host, block_ids):
+                blocks.copy_(rows, non_blocking=True)
 
     def _host_memory(self, num_blocks: int) -> Tensor:
         """Pinned where the device can then copy by itself: [num_blocks, block_bytes] uint8."""
         pinned = self.device.type == "cuda"
         return torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8, pin_memory=pinned)
 
-    def _block_bytes(self, block_id: int) -> Tensor:
-        return self.data[block_id].flatten().view(torch.uint8)
+    def _runs(self, host: Tensor, block_ids: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows of ``host`` and the blocks that they stand for, bytes both, a pair for each run of blocks."""
+        raw = self.data.view(torch.uint8).flatten(1)
+        row = 0
+        for first, last in runs(block_ids):
+            yield host[row : row + last - first + 1], raw[first : last + 1]
+            row += last - first + 1
+
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Copies begun inside are done afterwards; steps go on meanwhile."""
+        if self._copies is None:
+            yield
+        else:
+            with torch.cuda.stream(self._copies):
+                yield
+            self._copies.synchronize()
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has done what this thread gave it."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
 
 def runs(block_ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ Quantization = Literal["auto", "none", "int8", "int4"]
 Policy = Literal[
     "cost", "least_loaded", "prefix_aware", "consistent_hash", "round_robin", "power_of_two", "random"
 ]
+Kernels = Literal["auto", "native", "torch", "triton"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -40,6 +41,9 @@ class EngineConfig:
     model: str = option(DEFAULT_MODEL, "model directory, GGUF file, hub id, or the built-in default model")
     served_model_name: str = option("", "name of the model in the API; default: the last part of --model")
     device: str = option("auto", "cpu, cuda, cuda:N or auto")
+    kernels: Kernels = option(
+        "auto", "what computes: native (C, for CPUs), triton or torch; auto: the fastest for the device"
+    )
     dtype: Dtype = option("auto", "type of weights and activations")
     quantization: Quantization = option(
         "auto",
@@ -48,6 +52,10 @@ class EngineConfig:
     )
     kv_cache_dtype: Dtype = option("auto", "type of the KV cache; auto: the same as --dtype")
     block_size: int = option(16, "token positions per KV block")
+    gpu_memory_utilization: float = option(
+        0.9, "share of a GPU's memory that the worker may take, weights and KV cache together"
+    )
+    enforce_eager: bool = option(False, "on a GPU, launch kernels one by one instead of recorded steps")
     kv_cache_memory_bytes: int = option(0, "memory for the KV cache; 0: chosen from the memory at hand")
     num_blocks: int = option(0, "number of KV blocks; 0: from --kv-cache-memory-bytes")
     max_model_len: int = option(0, "longest sequence, prompt and output; 0: the model's own limit")
@@ -62,6 +70,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self.block_size > 0, "block_size", f"must be at least 1, not {self.block_size}")
+        share = self.gpu_memory_utilization
+        require(0 < share <= 1, "gpu_memory_utilization", f"must lie in (0, 1], not {share:g}")
         require(self.max_num_seqs > 0, "max_num_seqs", f"must be at least 1, not {self.max_num_seqs}")
         require(self.max_num_batched_tokens > 0, "max_num_batched_tokens", "must be at least 1")
         require(self.max_model_len >= 0, "max_model_len", "must not be negative")

@@ -100,7 +100,7 @@ class Ops(Protocol):
     def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate ``q`` [T, H, D] and ``k`` [T, G, D], rotate-half pairing, by ``cos_sin`` [max positions, D]
         (first half cosines, second half sines, float32) (Su et al., 2021). Rows of ``q`` and ``k`` may be
-        slices of wider ones."""
+        slices of wider ones; both may be overwritten."""
         ...
 
     def store_kv(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
@@ -137,19 +137,43 @@ class Ops(Protocol):
         ...
 
 
-def select(device: torch.device, num_threads: int = 1) -> Ops:
+def select(device: torch.device, num_threads: int = 1, name: str = "auto") -> Ops:
     """The implementation for ``device``: on a CPU the kernels in C, computing with ``num_threads`` threads;
-    where they cannot be compiled, and on any other device that PyTorch knows, plain PyTorch."""
-    from kernels import cpu, native
-
+    on a GPU those in Triton; plain PyTorch where these are not to be had. ``name`` ("native", "triton",
+    "torch") asks for one; then ``ValueError`` says why it is not to be had."""
     torch.set_num_threads(num_threads)
-    if device.type != "cpu":
+    choice = ("native" if device.type == "cpu" else "triton") if name == "auto" else name
+    try:
+        return _load(choice, device, num_threads)
+    except (ImportError, ValueError) as error:
+        reason = str(error)
+    if name != "auto":
+        raise ValueError(f"{name} kernels are not to be had on {device}: {reason}")
+    logger.warning("kernels: PyTorch, since %s kernels are not to be had: %s", choice, reason)
+    return _load("torch", device, num_threads)
+
+
+def _load(name: str, device: torch.device, num_threads: int) -> Ops:
+    """Raises ``ImportError`` or ``ValueError`` with the reason why not."""
+    if name == "torch":
+        from kernels import cpu
+
         logger.info("kernels: PyTorch on %s", device)
         return cpu
-    reason = native.available()
-    if reason is not None:
-        logger.warning("kernels: PyTorch, since those in C are not to be had: %s", reason)
-        return cpu
+    if name == "triton":
+        from kernels import triton
+
+        _require(triton.available(device))
+        logger.info("kernels: Triton on %s%s", device, " (interpreted)" * triton.INTERPRETED)
+        return triton
+    from kernels import native
+
+    _require(native.available() if device.type == "cpu" else "they are for CPUs")
     native.set_num_threads(num_threads)
     logger.info("kernels: C for %s, %d threads", native.instruction_set(), num_threads)
     return native
+
+
+def _require(reason: str | None) -> None:
+    if reason is not None:
+        raise ValueError(reason)

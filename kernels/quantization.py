@@ -50,44 +50,62 @@ class BlockWeight:
 
     def values(self) -> Tensor:
         """The weights [O, I]."""
+        values = self.numbers() * self.halves(0)
+        if self.kind == "int4":
+            values += self.least()
+        return values.flatten(1).to(self.dtype)
+
+    def numbers(self) -> Tensor:
+        """The whole numbers [O, I / 32, 32]: int8, or uint8 from 0 to 15."""
         blocks = self.rows.view(len(self.rows), -1, BLOCK_BYTES[self.format])
         if self.format == "Q8_0":
-            values = blocks[..., 2:].view(torch.int8) * self.halves(0)
-        else:
-            pairs = blocks[..., -16:]
-            numbers = torch.cat([pairs & 15, pairs >> 4], dim=-1).float()
-            least = self.halves(1) if self.format == "Q4_1" else -8 * self.halves(0)
-            values = numbers * self.halves(0) + least
-        return values.flatten(1).to(self.dtype)
+            return blocks[..., 2:].view(torch.int8)
+        pairs = blocks[..., -16:]
+        return torch.cat([pairs & 15, pairs >> 4], dim=-1)
+
+    def least(self) -> Tensor:
+        """What 0 stands for in each block of 4-bit numbers, [O, I / 32, 1] float32."""
+        return self.halves(1) if self.format == "Q4_1" else -8 * self.halves(0)
 
 
 def on_grid(weight: Tensor, kind: Quantization) -> Tensor:
     """``weight`` [O, I] as what is left of it in whole numbers, in its own type. ``ValueError`` for weights
     too large for that."""
+    groups = in_groups(weight, kind)
+    if kind == "int8":
+        numbers, scale = int8_numbers(groups)
+        values = numbers * scale
+    else:
+        numbers, scale, least = int4_numbers(groups)
+        values = least + numbers * scale
+    return values.flatten(1)[:, : weight.shape[1]].to(weight.dtype)
+
+
+def in_groups(weight: Tensor, kind: Quantization, multiple: int = GROUP) -> Tensor:
+    """``weight`` [O, I] as [O, groups, GROUP] float32, zeros behind its inputs up to a ``multiple``.
+    ``ValueError`` for weights too large to be kept as ``kind``."""
     check_range(float(weight.abs().max()), kind)
-    num_inputs = weight.shape[1]
-    groups = F.pad(weight.float(), (0, -num_inputs % GROUP)).view(len(weight), -1, GROUP)
-    values = _int8_values(groups) if kind == "int8" else _int4_values(groups)
-    return values.flatten(1)[:, :num_inputs].to(weight.dtype)
+    return F.pad(weight.float(), (0, -weight.shape[1] % multiple)).view(len(weight), -1, GROUP)
 
 
-def _int8_values(groups: Tensor) -> Tensor:
-    """The largest magnitude becomes 127, or a little less when half precision rounds the scale up."""
+def int8_numbers(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers like ``groups`` and their scales [O, groups, 1], all float32. The largest magnitude
+    becomes 127, or a little less when half precision rounds the scale up."""
     most = groups.abs().amax(-1, keepdim=True)
     half = (most / 127).half()
     scale = torch.where(
         half.float() * 127 < most, (half.view(torch.int16) + 1).view(torch.float16), half
     ).float()
-    return torch.where(scale > 0, (groups / scale).round() * scale, 0.0)
+    return torch.where(scale > 0, (groups / scale).round(), 0.0), scale
 
 
-def _int4_values(groups: Tensor) -> Tensor:
-    """The least becomes 0, the greatest 15."""
+def int4_numbers(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole numbers like ``groups``, their scales, and what 0 stands for, both [O, groups, 1]; all float32.
+    The least value becomes 0, the greatest 15."""
     lowest, highest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scale = ((highest - lowest) / 15 * INT4_FACTOR).half().float() / INT4_FACTOR
     least = (lowest * INT4_FACTOR).half().float() / INT4_FACTOR
-    numbers = torch.where(scale > 0, ((groups - least) / scale).round().clamp(0, 15), 0.0)
-    return least + numbers * scale
+    return torch.where(scale > 0, ((groups - least) / scale).round().clamp(0, 15), 0.0), scale, least
 
 
 def check_range(largest: float, kind: Quantization) -> None:

@@ -22,6 +22,7 @@ from kernels.triton.rotary import rotary
 from kernels.triton.store import store_kv
 
 __all__ = [
+    "INTERPRETED",
     "add_rms_norm",
     "available",
     "embedding",

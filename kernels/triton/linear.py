@@ -3,8 +3,6 @@
 They are read as they lie and made wide in registers, a tile at a time: with few rows the time of a product is
 that of reading its weights. Weights in the activations' own type are cuBLAS's business."""
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -12,11 +10,17 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import LinearWeight
+from kernels.quantization import (
+    GROUP,
+    INT4_FACTOR,
+    BlockWeight,
+    Quantization,
+    check_range,
+    in_groups,
+    int4_numbers,
+    int8_numbers,
+)
 from kernels.triton.launch import SMALLEST_DOT, power_of_two, tuned
-
-Quantization = Literal["int8", "int4"]
-GROUP = 32  # inputs that share a scale, as in GGUF's Q8_0 and Q4_1
-STEP = 2 * GROUP  # inputs in a turn: the nibbles of a byte are one input of each of two groups
 
 # Outputs of a program. Few rows need many programs to read with, many rows want large tiles to multiply.
 CONFIGS = [
@@ -31,8 +35,8 @@ CONFIGS = [
 def quantized_linear_kernel(
     x_ptr,  # [T, I]
     weight_ptr,  # [O, padded I] int8, or [O, padded I / 2] uint8
-    scales_ptr,  # [O, padded I / 32] float16
-    offsets_ptr,  # the same, for four bits
+    scales_ptr,  # [O, padded I / 32] float16, 256 times the scale for four bits
+    least_ptr,  # the same, for four bits: what 0 stands for
     bias_ptr,  # [O]
     out_ptr,  # [T, O]
     num_rows,
@@ -43,7 +47,8 @@ def quantized_linear_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    # Grid (T / ROWS, O / OUTPUTS): a tile of ROWS x OUTPUTS, 64 inputs in a turn.
+    # Grid (T / ROWS, O / OUTPUTS): a tile of ROWS x OUTPUTS, 64 inputs in a turn. The nibbles of a byte are
+    # an input of each of two neighbouring groups, so that either half of a byte makes a tile of its own.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     lane = tl.arange(0, 32)
@@ -63,9 +68,9 @@ def quantized_linear_kernel(
             scale_at = (line + step) * 2 + half
             scale = tl.load(scales_ptr + scale_at, mask=is_output, other=0.0).to(tl.float32)
             if IS_INT4:
-                offset = tl.load(offsets_ptr + scale_at, mask=is_output, other=0.0).to(tl.float32)
-                whole = ((packed >> (4 * half)) & 15).to(tl.float32)
-                weight = whole * scale[:, None] + offset[:, None]
+                least = tl.load(least_ptr + scale_at, mask=is_output, other=0.0).to(tl.float32)
+                number = ((packed >> (4 * half)) & 15).to(tl.float32)
+                weight = (number * scale[:, None] + least[:, None]) / 256
             else:
                 place = weight_ptr + ((line + step) * 64 + half * 32)[:, None] + lane[None, :]
                 weight = tl.load(place, mask=is_output[:, None], other=0).to(tl.float32) * scale[:, None]
@@ -76,44 +81,42 @@ def quantized_linear_kernel(
     tl.store(place, sums.to(out_ptr.dtype.element_ty), mask=is_row & is_output[None, :])
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, kind: Quantization | None = None) -> LinearWeight:
-    """``weight`` [O, I] as it is, or as whole numbers of the ``kind``, nearest to it."""
+def pack_linear(
+    weight: Tensor | BlockWeight, bias: Tensor | None, kind: Quantization | None = None
+) -> LinearWeight:
     num_outputs, num_inputs = weight.shape
-    if kind is None:
-        return LinearWeight((weight,), bias, num_inputs, num_outputs)
-    padded = F.pad(weight.float(), (0, -num_inputs % STEP))
-    groups = padded.view(num_outputs, -1, GROUP)
-    data = quantize_int8(groups) if kind == "int8" else quantize_int4(groups)
+    if isinstance(weight, BlockWeight):
+        check_range(weight.largest(), weight.kind)
+        least = weight.least() if weight.kind == "int4" else None
+        data = pack(weight.numbers(), weight.halves(0), least)
+    elif kind == "int8":
+        data = pack(*int8_numbers(in_groups(weight, kind)), None)
+    elif kind == "int4":
+        data = pack(*int4_numbers(in_groups(weight, kind)))
+    else:
+        data = (weight,)
     return LinearWeight(data, bias, num_inputs, num_outputs)
 
 
-def quantize_int8(groups: Tensor) -> tuple[Tensor, ...]:
-    """[O, groups, 32] -> whole numbers [O, groups * 32] int8, scales [O, groups]."""
-    scales = (groups.abs().amax(-1) / 127).half()
-    whole = torch.round(groups / nonzero(scales)[..., None]).clamp(-127, 127)
-    return whole.to(torch.int8).flatten(1), scales
+def pack(numbers: Tensor, scale: Tensor, least: Tensor | None) -> tuple[Tensor, ...]:
+    """``numbers`` [O, groups, 32], ``scale`` and ``least`` [O, groups, 1], as the kernel reads them."""
+    if numbers.shape[1] % 2:
+        numbers, scale = F.pad(numbers, (0, 0, 0, 1)), F.pad(scale, (0, 0, 0, 1))
+        least = None if least is None else F.pad(least, (0, 0, 0, 1))
+    if least is None:
+        return numbers.to(torch.int8).flatten(1), scale.half().flatten(1)
+    low, high = numbers.to(torch.uint8).view(len(numbers), -1, 2, GROUP).unbind(2)
+    factored = [(tensor * INT4_FACTOR).half().flatten(1) for tensor in (scale, least)]
+    return (low | high << 4).flatten(1), *factored
 
 
-def quantize_int4(groups: Tensor) -> tuple[Tensor, ...]:
-    """[O, groups, 32] -> pairs of whole numbers [O, groups * 16] uint8, scales and offsets [O, groups]."""
-    offsets = groups.amin(-1).half()
-    scales = ((groups.amax(-1) - offsets.float()) / 15).half()
-    whole = torch.round((groups - offsets.float()[..., None]) / nonzero(scales)[..., None])
-    low, high = whole.clamp(0, 15).to(torch.uint8).view(len(groups), -1, 2, GROUP).unbind(2)
-    return (low | high << 4).flatten(1), scales, offsets
-
-
-def nonzero(scales: Tensor) -> Tensor:
-    return torch.where(scales == 0, 1, scales.float())
-
-
-def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+def linear(x: Tensor, weight: LinearWeight, dtype: torch.dtype | None = None) -> Tensor:
     if len(weight.data) == 1:
-        return F.linear(x, weight.data[0], weight.bias)
-    whole, scales, offsets = weight.data if len(weight.data) == 3 else (*weight.data, weight.data[1])
+        return F.linear(x, weight.data[0], weight.bias).to(dtype or x.dtype)
+    numbers, scales, least = weight.data if len(weight.data) == 3 else (*weight.data, weight.data[1])
     assert x.is_contiguous() and x.shape[1] == weight.in_features
     num_rows = x.shape[0]
-    out = x.new_empty(num_rows, weight.out_features)
+    out = torch.empty(num_rows, weight.out_features, dtype=dtype or x.dtype, device=x.device)
     rows = max(SMALLEST_DOT, min(64, power_of_two(num_rows)))
 
     def grid(config: dict[str, int]) -> tuple[int, int]:
@@ -121,7 +124,7 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
 
     if out.numel():
         quantized_linear_kernel[grid](
-            x, whole, scales, offsets, x if weight.bias is None else weight.bias, out,
+            x, numbers, scales, least, x if weight.bias is None else weight.bias, out,
             num_rows, weight.in_features, weight.out_features, IS_INT4=len(weight.data) == 3,
             HAS_BIAS=weight.bias is not None, ROWS=rows,
         )  # fmt: skip

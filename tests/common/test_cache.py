@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from common import cache as cache_module
-from common.cache import Cache, automatic_bytes, block_bytes_of, choose_num_blocks, make_layout, runs
+from common.cache import (
+    Cache,
+    automatic_bytes,
+    block_bytes_of,
+    choose_num_blocks,
+    device_bytes,
+    make_layout,
+    runs,
+)
 from common.config import ConfigError, EngineConfig
 
 CPU = torch.device("cpu")
@@ -70,4 +78,24 @@ def test_memory_too_small_for_a_block_is_refused_by_name() -> None:
 
 
 def test_the_automatic_size_is_modest() -> None:
-    assert 0 < automatic_bytes(CPU) <= cache_module.AUTOMATIC_BYTES
+    assert 0 < automatic_bytes(EngineConfig(), CPU, 0) <= cache_module.AUTOMATIC_BYTES
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "held", "expected"),
+    [(0.5, 70, 20, 25), (0.5, 20, 20, 15), (0.5, 70, 60, 0), (1.0, 3, 20, 0)],
+)
+def test_a_device_is_shared_as_asked(share: float, free: int, held: int, expected: int) -> None:
+    assert device_bytes(share, total=100, free=free, held=held, step_bytes=5) == expected
+
+
+def test_blocks_that_lie_anywhere_travel_by_way_of_main_memory() -> None:
+    source, target = (Cache(make_layout("m", "float16", 3, 2, 8, 4), 6, CPU, staged=True) for _ in range(2))
+    source.data[:] = torch.randn(source.data.shape).half()
+    ids, places = [4, 1, 2, 0], [3, 4, 5, 0]
+    views = target.landing(places)
+    views[0][:] = b"".join(source.read(ids))
+    assert not target.data.any()
+    target.landed(places, views)
+    assert torch.equal(target.data[places], source.data[ids])
+    assert not target.data[[1, 2, 6]].any()

@@ -18,8 +18,8 @@ from triton.runtime.jit import JITFunction
 
 from kernels import AttentionBatch
 from kernels import triton as gpu
+from kernels.quantization import Quantization
 from kernels.triton import blocks, sampling
-from kernels.triton.linear import Quantization
 
 GROUPS, BLOCK_SIZE, HIDDEN, VOCAB = 8, 16, 512, 1000
 

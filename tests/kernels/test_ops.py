@@ -6,9 +6,9 @@ import inspect
 import pytest
 import torch
 
-from kernels import Ops, cpu, select
+from kernels import Ops, cpu, native, select, triton
 
-IMPLEMENTATIONS = ["kernels.cpu", "kernels.native"]
+IMPLEMENTATIONS = ["kernels.cpu", "kernels.native", "kernels.triton"]
 OPERATIONS = [
     name for name, member in vars(Ops).items() if inspect.isfunction(member) and not name.startswith("_")
 ]
@@ -44,3 +44,26 @@ def test_cpus_get_kernels_with_every_operation() -> None:
 def test_the_specification_is_an_implementation() -> None:
     ops: Ops = cpu  # the type checker compares every signature
     assert ops.silu_mul(torch.tensor([[0.0, 3.0]])).tolist() == [[0.0]]
+
+
+def test_every_implementation_has_the_types_of_the_protocol() -> None:
+    implementations: list[Ops] = [cpu, native, triton]  # the type checker compares every signature
+    assert {select(torch.device("cpu"), name=name) for name in ("torch", "triton")} <= set(implementations)
+
+
+def test_kernels_that_are_not_to_be_had_are_refused_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "INTERPRETED", False)
+    with pytest.raises(
+        ValueError, match="triton kernels are not to be had on cpu: Triton kernels need a GPU"
+    ):
+        select(torch.device("cpu"), name="triton")
+    with pytest.raises(ValueError, match="native kernels are not to be had on meta: they are for CPUs"):
+        select(torch.device("meta"), name="native")
+
+
+def test_without_its_kernels_a_device_computes_with_pytorch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(triton, "INTERPRETED", False)
+    assert select(torch.device("meta")) is cpu
+    assert "kernels: PyTorch, since triton kernels are not to be had" in caplog.text
