@@ -105,6 +105,10 @@ class Service:
         asyncio.get_running_loop().call_later(self._drain_timeout_s, self._cut_off)
         self._beat.set()
 
+    def status(self) -> Status:
+        """May be called in any thread."""
+        return structs.replace(self._role.status(self._draining), locality=self._locality)
+
     def owns(self, key: SequenceKey) -> bool:
         return key in self._owners
 
@@ -199,7 +203,7 @@ class Service:
     async def _heartbeat(self) -> None:
         """Status on a timer and whenever ``drain`` asks; ends when a drain is complete."""
         while True:
-            self.announce(structs.replace(self._role.status(self._draining), locality=self._locality))
+            self.announce(self.status())
             self._stepped.set()
             if self._draining and not self._owners and (self._cut or self._role.idle()):
                 return

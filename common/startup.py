@@ -10,18 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
-from common import cores, logs, model_source, options, weights
+from common import cores, gpu, logs, model_source, options, weights
 from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
 from common.config import ConfigError, EngineConfig, TransferConfig, WorkerConfig
 from common.dtypes import resolve_dtype, resolve_quantization
-from common.engine import Engine
+from common.engine import Engine, LanguageModel
 from common.grammar import Grammars
+from common.graphs import RecordedModel, recorder
 from common.messages import ModelInfo, Role
+from common.metrics_server import metrics_served
 from common.model import Model
 from common.model_config import ModelConfig, ModelError
 from common.service import Service
 from common.tokenizer import Tokenizer
-from kernels import native, select
+from kernels import Ops, cpu, native, select
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +75,8 @@ def build_engine(setup: Setup) -> Engine:
     grammars.prepare()  # while the weights are read
     device = choose_device(config.device)
     dtype = resolve_dtype(model_config.dtype, device) if config.dtype == "auto" else DTYPES[config.dtype]
-    ops = select(device, setup.num_threads)
+    gpu.use(device)
+    ops = choose_ops(config.kernels, device, setup.num_threads)
     quantization = resolve_quantization(config.quantization, config.dtype, compiled=ops is native)
     loaded = weights.load(files, model_config, dtype, device)
     model = Model(model_config, loaded, ops, dtype, device, quantization)
@@ -88,11 +91,14 @@ def build_engine(setup: Setup) -> Engine:
         config.block_size,
         computed_as,
     )
-    cache = Cache(layout, choose_num_blocks(config, layout, max_model_len, device), device)
+    step_bytes = gpu.step_bytes(model_config, config, dtype)
+    num_blocks = choose_num_blocks(config, layout, max_model_len, device, step_bytes)
+    cache = Cache(layout, num_blocks, device)
     served = config.served_model_name or files.name
     info = ModelInfo(served, files.fingerprint, model_config.vocab_size, max_model_len)
     parked = max(1, int(cache.num_blocks * setup.transfer.max_parked_fraction))
-    engine = Engine(model, cache, info, config, model_config.eos_token_ids, parked, grammars)
+    runner = recorded(model, cache, config, max_model_len)
+    engine = Engine(runner, cache, info, config, model_config.eos_token_ids, parked, grammars)
     logger.info(
         "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
         setup.name, served, computed_as, device, cache.num_blocks, config.block_size,
@@ -120,6 +126,24 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def choose_ops(name: str, device: torch.device, num_threads: int) -> Ops:
+    try:
+        return select(device, num_threads, name)
+    except ValueError as error:
+        raise ConfigError(f"--kernels: {error}") from error
+
+
+def recorded(model: Model, cache: Cache, config: EngineConfig, max_model_len: int) -> LanguageModel:
+    """``model`` with its decode steps recorded, where that can be; PyTorch's attention waits for the
+    device."""
+    if model.device.type != "cuda" or config.enforce_eager or model.ops is cpu:
+        return model
+    with torch.inference_mode():
+        return RecordedModel(
+            model, cache.layers, cache.num_blocks, config.max_num_seqs, max_model_len, recorder()
+        )
+
+
 def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
     limit = model_config.max_position_embeddings
     if config.max_model_len > limit:
@@ -127,8 +151,9 @@ def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int
     return config.max_model_len or limit
 
 
-async def serve_until_drained(service: Service) -> None:
-    """Run the service; the first SIGTERM or SIGINT drains it, the second ends the process at once."""
+async def serve_until_drained(service: Service, config: WorkerConfig) -> None:
+    """Run the service, and show its metrics where asked to. The first SIGTERM or SIGINT drains it, the
+    second ends the process at once."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -138,4 +163,5 @@ async def serve_until_drained(service: Service) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    await service.run()
+    with metrics_served(config, service.status):
+        await service.run()

@@ -31,6 +31,7 @@ def commands(deployment: Deployment, environment: Mapping[str, str]) -> list[Com
             name="-".join(part for part in (group.worker.name, group.role, str(index)) if part),
             cores=share,
             proxies=addresses,
+            metrics_port=group.worker.metrics_port and group.worker.metrics_port + position,
         )
         device = gpus.spread(group.engine.device, position, deployment.num_gpus)
         placed = replace(group, worker=worker, engine=replace(group.engine, device=device))

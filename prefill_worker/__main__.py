@@ -15,7 +15,7 @@ async def serve(setup: startup.Setup) -> None:
     worker.service = Service(setup.worker, setup.incarnation, worker, engine)
     engine.start(worker.on_step)
     try:
-        await startup.serve_until_drained(worker.service)
+        await startup.serve_until_drained(worker.service, setup.worker)
     finally:
         engine.stop()
         await transfers.run(worker.close())

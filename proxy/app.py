@@ -116,6 +116,10 @@ def _add_state(app: FastAPI, frontend: Frontend) -> None:
             told = (await metrics_of_all(told.decode(), frontend.config)).encode()
         return Response(told, media_type=METRICS_TYPE)
 
+    @app.get("/debug/requests")
+    async def slowest() -> Response:
+        return _json({"slowest": frontend.observer.slowest.to_json()})
+
     @app.get("/version")
     async def version() -> Response:
         return _json({"version": VERSION, "protocol_version": PROTOCOL_VERSION})

@@ -29,6 +29,7 @@ E2E_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.
 TOKEN_BUCKETS = (1.0, 8.0, 32.0, 128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 131072.0)
 
 SEGMENT_METRICS = {
+    "route": "request_route_time_seconds",
     "queue": "request_queue_time_seconds",
     "prefill": "request_prefill_time_seconds",
     "transfer": "request_transfer_time_seconds",

@@ -30,6 +30,7 @@ READS = {
     "/health": "Whether a request would be served now",
     "/ready": "The same",
     "/live": "Whether the process is alive",
+    "/debug/requests": "The slowest requests, with their routes and where their time went",
     "/version": "Versions of the server and of the protocol between its processes",
     "/metrics": "Figures for Prometheus",
     "/openapi.json": "This description",

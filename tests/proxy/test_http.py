@@ -67,7 +67,7 @@ async def test_errors_have_an_id_too(system: System) -> None:
         ("POST", "/v1/models", 405),
         ("POST", "/v1/embeddings", 404),
         ("POST", "/v1/rerank", 404),
-        ("GET", "/", 404),
+        ("GET", "/nowhere", 404),
     ],
 )
 async def test_paths_that_do_not_exist_say_so(system: System, method: str, path: str, status: int) -> None:
@@ -171,8 +171,8 @@ async def test_metrics_count_what_happened(system: System) -> None:
     assert samples["baton_requests_in_flight",] == 0
     assert samples["baton_requests_refused_total", "invalid_value"] == 1
     assert samples["baton_worker_up", "decode", decode.status.name] == 1
-    assert samples["baton_worker_transfers_received_total", "", "decode", decode.status.name] == 3
-    assert samples["baton_worker_transfers_refused_total", "decode", decode.status.name, "overloaded"] == 2
+    assert samples["baton_transfers_received_total", "decode", decode.status.name] == 3
+    assert samples["baton_transfers_refused_total", "decode", decode.status.name, "overloaded"] == 2
 
 
 async def test_nothing_a_client_sends_chooses_a_worker(system: System) -> None:
