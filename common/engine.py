@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from common import timings
+from common import gpu, timings
 from common.batch import Batch, build
 from common.cache import Cache
 from common.config import EngineConfig
@@ -113,6 +113,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
+            gpu.use(self.cache.device)
             while not self._stopping:
                 self._tell(self.step(wait=True))
         except Exception:
