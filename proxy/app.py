@@ -18,6 +18,7 @@ from proxy.errors import ApiError, invalid
 from proxy.frontend import Frontend
 from proxy.generation import Generation
 from proxy.openapi import describe
+from proxy.page import add_page
 from proxy.prompts import check_token_ids, encode, render
 from proxy.reply import IGNORED, ROUTE
 from proxy.schema import DetokenizeBody, TokenizeBody, read
@@ -38,6 +39,7 @@ def build_app(frontend: Frontend) -> ASGIApp:
     _add_models(app, frontend)
     _add_tokens(app, frontend)
     _add_state(app, frontend)
+    add_page(app, frontend.observer.live, frontend.stopping)
     door = Door(Generation(app, frontend), frontend.config.all_keys())
     origins = list(frontend.config.allowed_origins)
     return with_cors(door, origins) if origins else door

@@ -45,8 +45,6 @@ class Choice:
             trace=job.trace,
             session=job.caller.session,
             targets=job.caller.targets,
-            session=job.caller.session,
-            targets=job.caller.targets,
         )
         return cls(index, request, Detokenized(frontend.model.tokenizer, job), arrived_at)
 

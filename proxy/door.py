@@ -8,10 +8,10 @@ import uuid
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.errors import ApiError
+from proxy.page import FILES
 
-OPEN_PATHS = frozenset(
-    {"/health", "/live", "/ready", "/metrics", "/version"}
-)  # for probes, which have no key
+# For probes, which have no key, and for the page that asks for one.
+OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/metrics", "/version", *FILES})
 MAX_ID_BYTES = 1024
 
 logger = logging.getLogger(__name__)

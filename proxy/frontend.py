@@ -1,5 +1,6 @@
 """What the endpoints share."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class Frontend:
     observer: Observer
     admission: Admission
     started_at: int = field(default_factory=lambda: int(time.time()))
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # no new work; long streams of ours end
 
     @property
     def num_admitted(self) -> int:

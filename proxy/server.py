@@ -111,13 +111,15 @@ async def serve(config: ProxyConfig, model: ServedModel, sockets: list[socket.so
         logger.info("HTTP API on %s port %d, workers announce themselves to %s", host, port, channel.address)
         async with asyncio.TaskGroup() as tasks:
             conversation = tasks.create_task(frontend.dispatcher.run())
-            await _serve_http(build_app(frontend), sockets, config)
+            await _serve_http(build_app(frontend), sockets, config, frontend.stopping)
             conversation.cancel()
     finally:
         channel.close()
 
 
-async def _serve_http(app: ASGIApp, sockets: list[socket.socket], config: ProxyConfig) -> None:
+async def _serve_http(
+    app: ASGIApp, sockets: list[socket.socket], config: ProxyConfig, stopping: asyncio.Event
+) -> None:
     """Until a signal; a failure of the conversation with workers cancels it."""
     server = uvicorn.Server(
         uvicorn.Config(
@@ -139,10 +141,11 @@ async def _serve_http(app: ASGIApp, sockets: list[socket.socket], config: ProxyC
     await asyncio.sleep(0)  # lets uvicorn install its signal handlers, so that ours replace them
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, server)
+        loop.add_signal_handler(number, _stop, server, stopping)
     await serving
 
 
-def _stop(server: uvicorn.Server) -> None:
+def _stop(server: uvicorn.Server, stopping: asyncio.Event) -> None:
+    stopping.set()
     server.force_exit = server.should_exit
     server.should_exit = True

@@ -1,10 +1,9 @@
 // A prompt to this server, its answer coloured by the workers that sampled the tokens.
 
+import { colourOf } from "./cluster.js";
 import { element, milliseconds, rate, setText } from "./format.js";
 import { askForKey, events, headers } from "./stream.js";
 
-const NUM_COLOURS = 6;
-const colours = new Map(); // worker name -> number of its colour
 let running = null; // AbortController of the answer under way
 
 export function start() {
@@ -80,7 +79,7 @@ function add(text, worker, told, began) {
   const now = performance.now();
   const token = element("span", "token", text);
   token.dataset.worker = worker;
-  token.dataset.colour = String(colourOf(worker));
+  token.dataset.colour = colourOf(worker);
   token.title = told.first ? `${worker}, after ${milliseconds((now - told.last) / 1e3)}` : `${worker}, first`;
   told.first ||= now;
   told.last = now;
@@ -89,15 +88,10 @@ function add(text, worker, told, began) {
   legend(told.byWorker);
 }
 
-function colourOf(worker) {
-  if (!colours.has(worker)) colours.set(worker, colours.size % NUM_COLOURS);
-  return colours.get(worker);
-}
-
 function legend(byWorker) {
   const entries = [...byWorker].map(([worker, count]) => {
     const entry = element("span", "", `${worker} · ${count}`);
-    entry.dataset.colour = String(colourOf(worker));
+    entry.dataset.colour = colourOf(worker);
     return entry;
   });
   document.getElementById("ask-legend").replaceChildren(...entries);

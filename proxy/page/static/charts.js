@@ -1,5 +1,7 @@
 // The last five minutes since the page was opened, a point a second.
 
+import { element, rate } from "./format.js";
+
 const NUM_POINTS = 300;
 const HEIGHT = 150;
 const times = [];
@@ -11,6 +13,19 @@ const KINDS = [
   { id: "tokens", scale: 1, lines: [["output", (w) => w.output_tokens_per_s], ["prompt", (w) => w.prompt_tokens_per_s]] },
   { id: "links", scale: 1e-6, lines: [["all links", (_, snapshot) => flow(snapshot)]] },
 ];
+
+const clock = (at) => new Date(1e3 * at).toLocaleTimeString("en-GB");
+
+// The values under the cursor, or the latest.
+function tell({ kind, series }, index) {
+  const entries = kind.lines.map(([label], number) => {
+    const value = series[number][index ?? series[number].length - 1];
+    const entry = element("span", "", `${label} ${rate(value)}`);
+    entry.dataset.line = String(number);
+    return entry;
+  });
+  document.getElementById(`legend-${kind.id}`).replaceChildren(...entries);
+}
 
 function flow(snapshot) {
   return snapshot.links.reduce((sum, link) => sum + (link.bytes_per_s ?? 0), 0);
@@ -30,6 +45,7 @@ export function push(snapshot, span) {
     for (const chart of charts) chart.series.forEach((values) => values.shift());
   }
   if (!document.hidden) redraw();
+  charts.forEach((chart) => tell(chart, chart.plot.cursor.idx));
 }
 
 export function redraw() {
@@ -52,21 +68,29 @@ function open(kind) {
   new ResizeObserver(() => chart.plot.setSize({ width: box.clientWidth, height: HEIGHT })).observe(box);
 }
 
+// What a colour of the style sheet is now.
+function colour(name) {
+  const probe = document.body.appendChild(element("i"));
+  probe.style.color = `var(${name})`;
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
 function plotOf(kind, data) {
   const box = document.getElementById(`chart-${kind.id}`);
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   const strokes = [colour("--decode"), colour("--prefill")];
   const series = kind.lines.map(([label], number) => ({
     label, stroke: strokes[number], width: 1.75, points: { show: false }, spanGaps: false,
-    fill: number === 0 && kind.lines.length === 1 ? `${strokes[0]}22` : undefined,
-    value: (_, value) => (value === null ? "–" : value >= 100 ? value.toFixed(0) : value.toFixed(2)),
+    fill: kind.lines.length === 1 ? strokes[0].replace("rgb(", "rgba(").replace(")", ", 0.12)") : undefined,
   }));
   const options = {
     width: box.clientWidth || 300, height: HEIGHT, padding: [8, 8, 0, 0], cursor: { y: false },
-    legend: { live: true }, series: [{ value: () => "" }, ...series],
+    legend: { show: false }, series: [{}, ...series],
+    hooks: { setCursor: [(plot) => tell({ kind, series: data }, plot.cursor.idx)] },
     scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-3) * 1.15] } },
-    axes: [{ ...axis, size: 26, space: 60 }, { ...axis, size: 48 }],
+    axes: [{ ...axis, size: 26, space: 70, values: (_, at) => at.map(clock) }, { ...axis, size: 44 }],
   };
   return new uPlot(options, [times, ...data], box);
 }

@@ -37,8 +37,11 @@ function add(worker) {
   const use = element("div", "bar");
   use.append((parts.use = element("span")));
   const figures = element("dl");
-  for (const name of ["KV", "running", "waiting", "moving", "tokens/s", "CPU", "memory"]) {
-    figures.append(element("dt", "", name), (parts[name] = element("dd")));
+  const moving = worker.role === "prefill" ? "parked" : "arriving";
+  for (const name of ["KV", "running", "waiting", moving, "tokens/s", "CPU", "memory"]) {
+    const pair = element("div");
+    pair.append(element("dt", "", name), (parts[name] = element("dd")));
+    figures.append(pair);
   }
   root.append(head, use, figures);
   const column = document.getElementById(worker.role);
@@ -61,7 +64,8 @@ function show(card, worker) {
   setText(card.KV, percent(worker.kv_use));
   setText(card.running, String(load.num_running));
   setText(card.waiting, String(load.num_waiting));
-  setText(card.moving, worker.role === "prefill" ? `${load.num_parked_blocks} parked` : `${load.num_receiving} in`);
+  if (card.parked) setText(card.parked, String(load.num_parked_blocks));
+  if (card.arriving) setText(card.arriving, String(load.num_receiving));
   const speed = worker.role === "prefill" ? rates.prompt_tokens : rates.generation_tokens;
   setText(card["tokens/s"], rate(speed));
   setText(card.CPU, percent(rates.cpu_seconds));
@@ -116,6 +120,10 @@ function place(wire, from, to, frame) {
   wire.label.setAttribute("y", String((ay + by) / 2 - 8));
 }
 
-export function stateOf(name) {
-  return cards.get(name)?.root.dataset.state;
+// A worker's colour: prefill-0 for the first prefill worker of the drawing, and so on.
+export function colourOf(name) {
+  const card = cards.get(name)?.root;
+  if (!card) return "decode-0";
+  const column = card.parentElement;
+  return `${column.id}-${[...column.children].indexOf(card) % 3}`;
 }

@@ -3,7 +3,7 @@
 export function milliseconds(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const ms = 1e3 * seconds;
-  if (ms >= 10000) return `${(ms / 1e3).toFixed(1)} s`;
+  if (ms >= 1000) return `${seconds.toFixed(seconds >= 10 ? 1 : 2)} s`;
   return `${ms >= 100 ? ms.toFixed(0) : ms >= 10 ? ms.toFixed(1) : ms.toFixed(2)} ms`;
 }
 

@@ -3,7 +3,7 @@
 import * as ask from "./ask.js";
 import * as charts from "./charts.js";
 import * as cluster from "./cluster.js";
-import { milliseconds, rate, setText } from "./format.js";
+import { milliseconds, percent, rate, setText } from "./format.js";
 import { follow } from "./stream.js";
 import * as waterfall from "./waterfall.js";
 
@@ -16,8 +16,6 @@ function show(snapshot) {
   setText(at("model"), snapshot.model);
   document.title = `Baton · ${snapshot.model}`;
   say(snapshot.ready ? "ready" : "not ready");
-  const count = snapshot.in_flight;
-  setText(at("flight"), count ? `${count} under way` : "idle");
   figures(snapshot);
   charts.push(snapshot, span);
   if (document.hidden) return;
@@ -35,10 +33,19 @@ function figures(snapshot) {
   setText(at("prompt"), rate(window.prompt_tokens_per_s));
   setText(at("requests"), rate(window.requests_per_s));
   setText(at("errors"), rate(window.errors_per_s));
+  setText(at("cached"), percent(cachedShare(snapshot.workers)));
   setText(at("goodput"), rate(window.good_per_s));
   const { ttft_s: ttft, itl_s: itl } = snapshot.slo;
-  const targets = [ttft ? `first < ${milliseconds(ttft)}` : "", itl ? `next < ${milliseconds(itl)}` : ""];
-  setText(at("targets"), targets.filter(Boolean).join(", ") || "no targets set");
+  const targets = [ttft, itl].map((target) => (target ? `< ${milliseconds(target)}` : "any"));
+  setText(at("targets"), ttft || itl ? `first ${targets[0]}, next ${targets[1]}` : "no targets set");
+  setText(at("flight"), snapshot.in_flight ? `${snapshot.in_flight} under way` : "nothing under way");
+}
+
+// Of the prompt tokens of the last seconds, those that no worker had to compute.
+function cachedShare(workers) {
+  const sum = (name) => workers.reduce((total, worker) => total + (worker.rates[name] ?? 0), 0);
+  const [computed, cached] = [sum("prompt_tokens"), sum("cached_tokens")];
+  return computed + cached ? cached / (computed + cached) : null;
 }
 
 const STATES = { lost: "connection lost", locked: "key wanted" };
