@@ -13,6 +13,7 @@ from proxy.job import Job
 from proxy.observer import Observer
 from proxy.record import Record
 from proxy.request import Request, RequestFailed
+from proxy.spans import RequestSpan
 from proxy.split import segments_of, split_of
 from proxy.text import Detokenized, Piece
 from proxy.trace import trace_id_of
@@ -31,10 +32,13 @@ class Choice:
     arrived_at: float  # time.monotonic()
     first_token_at: float = 0.0
     last_token_at: float = 0.0
+    span: RequestSpan | None = None  # where traces are wanted
     _attempt: tuple[int, int] = (0, 0)  # number of the latest; how many tokens there were before it
 
     @classmethod
     def of(cls, job: Job, index: int, frontend: Frontend, arrived_at: float, deadline: float) -> "Choice":
+        tracer = frontend.observer.tracer
+        span = RequestSpan(tracer, job.trace, arrived_at) if tracer is not None else None
         request = Request(
             id=uuid.uuid4().hex,  # never the client's: it would choose what other parties must keep apart
             token_ids=job.prompt_of(index).token_ids,
@@ -42,11 +46,11 @@ class Choice:
             deadline=deadline,
             priority=job.priority,
             cache_salt=job.cache_salt,
-            trace=job.trace,
+            trace=span.traceparent if span is not None else job.trace,
             session=job.caller.session,
             targets=job.caller.targets,
         )
-        return cls(index, request, Detokenized(frontend.model.tokenizer, job), arrived_at)
+        return cls(index, request, Detokenized(frontend.model.tokenizer, job), arrived_at, span=span)
 
     async def parts(self, frontend: Frontend) -> AsyncGenerator[Part, None]:
         """Ends with a piece that has a finish reason; raises RequestFailed."""
@@ -71,7 +75,10 @@ class Choice:
             outcome, error = "error", failure.error.code
             raise
         finally:
-            frontend.observer.note_end(self._record(frontend.observer, outcome, error), time.monotonic())
+            record = self._record(frontend.observer, outcome, error)
+            frontend.observer.note_end(record, time.monotonic())
+            if self.span is not None:
+                self.span.end(record, self.request.attempt)
 
     def _sampler(self) -> str:
         """Who sampled the latest token: in each attempt the prefill worker samples the first, the decode

@@ -14,7 +14,7 @@ inter-token target: ``Targets.itl_s``, or without one some ordinary steps.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from proxy.fleet import Candidate, Need
+from proxy.fleet import Candidate, Fleet, Need
 
 NUM_BEST = 4  # of each side are looked at as pairs
 LINK_BYTES_PER_S = 1e9  # of a link not measured yet, between workers that share all labels
@@ -30,24 +30,6 @@ class Prediction(NamedTuple):
     cost_s: float
     num_cached: int
     is_measured: bool  # by the worker that is to prefill, or by others; else it is a guess
-
-
-class Fleet(NamedTuple):
-    """What is known of workers like these, for those that have measured nothing yet."""
-
-    tokens_per_s: float
-    bytes_per_s: float
-    is_measured: bool
-
-
-def fleet_of(workers: Iterable[Candidate]) -> Fleet:
-    speeds = [speed for worker in workers if (speed := worker.pace.prefill_tokens_per_s)]
-    links = [speed for worker in workers if worker.links for speed in worker.links.values()]
-    return Fleet(
-        sum(speeds) / len(speeds) if speeds else UNKNOWN_TOKENS_PER_S,
-        sum(links) / len(links) if links else 0.0,
-        bool(speeds),
-    )
 
 
 def cheapest_pair(
@@ -87,7 +69,7 @@ def predict(prefill: Candidate | None, decode: Candidate, need: Need, fleet: Fle
         itl_s = step_s
     worker = prefill or decode
     ttft_s = prefill_cost(worker, need, fleet)
-    return Prediction(ttft_s, itl_s, transfer_s, cost, need.num_cached(worker), fleet.is_measured)
+    return Prediction(ttft_s, itl_s, transfer_s, cost, need.num_cached(worker), bool(fleet.tokens_per_s))
 
 
 def may_prefill(decode: Candidate, need: Need, fleet: Fleet) -> bool:
@@ -119,7 +101,8 @@ def cost_alone(worker: Candidate, need: Need, fleet: Fleet) -> float:
 
 def speed_of(worker: Candidate, fleet: Fleet) -> float:
     """Tokens per second in prefill. A worker that was slow once must get a chance to show that it is not."""
-    return max(worker.pace.prefill_tokens_per_s or fleet.tokens_per_s, fleet.tokens_per_s / 2)
+    usual = fleet.tokens_per_s or UNKNOWN_TOKENS_PER_S
+    return max(worker.pace.prefill_tokens_per_s or usual, usual / 2)
 
 
 def transfer_time(prefill: Candidate, decode: Candidate, need: Need, fleet: Fleet) -> float:

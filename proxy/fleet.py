@@ -1,6 +1,6 @@
 """The workers, and what a request needs of them, as routing sees both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from common.messages import Pace
@@ -21,6 +21,7 @@ class Candidate(NamedTuple):
     pace: Pace = Pace()
     block_bytes: int = 0
     links: Mapping[str, float] = {}  # bytes/s to decode workers, by their incarnation
+    mean_link: float = 0.0  # of these
     locality: Mapping[str, str] = {}
 
 
@@ -50,14 +51,35 @@ class Need(NamedTuple):
         return min(found, most) * worker.block_size
 
 
+class Fleet(NamedTuple):
+    """What is known of all workers together, for those that have measured nothing yet; 0: nothing."""
+
+    tokens_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+
 class Snapshot(NamedTuple):
     prefill: Sequence[Candidate]
     decode: Sequence[Candidate]
     expects_prefill: bool  # there have been prefill workers, or there should be
     allows_fallback: bool  # decode workers may stand in for them
+    fleet: Fleet = Fleet()
 
 
 class Choice(NamedTuple):
     prefill: str | None
     decode: str
     fallback: bool = False  # no prefill worker, though there should be one
+
+
+def fleet_of(workers: Iterable[Candidate]) -> Fleet:
+    num_speeds = num_links = 0
+    tokens_per_s = bytes_per_s = 0.0
+    for worker in workers:
+        if speed := worker.pace.prefill_tokens_per_s:
+            tokens_per_s += speed
+            num_speeds += 1
+        if worker.mean_link:
+            bytes_per_s += worker.mean_link
+            num_links += 1
+    return Fleet(tokens_per_s / max(1, num_speeds), bytes_per_s / max(1, num_links))

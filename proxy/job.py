@@ -11,7 +11,6 @@ import msgspec
 from common.messages import Sampling
 from proxy.assistant import Dialect
 from proxy.caller import Caller
-from proxy.caller import Caller
 
 Endpoint = Literal["completions", "chat", "responses"]
 
@@ -43,7 +42,6 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     trace: str = ""
-    caller: Caller = Caller()  # noqa: RUF009 (immutable)
     caller: Caller = Caller()  # noqa: RUF009 (immutable)
     dialect: Dialect = field(default_factory=Dialect)  # of chats
     has_named_call: bool = False  # the client said which function is to be called

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from common.channel import PING_INTERVAL_S, Peer
 from common.messages import BlocksRemoved, BlocksStored, Role, Status
+from proxy.fleet import fleet_of
 from proxy.index import BlockIndex
 from proxy.router import Snapshot
 from proxy.worker import Charge, Worker
@@ -146,12 +147,12 @@ class Registry:
 
     def snapshot(self) -> Snapshot:
         now = time.monotonic()
-        return Snapshot(
-            prefill=[w.candidate(now) for w in self.ready("prefill")],
-            decode=[w.candidate(now) for w in self.ready("decode")],
-            expects_prefill=self._expects_prefill,
-            allows_fallback=self._allows_fallback,
+        prefill, decode = (
+            [w.candidate(now) for w in self._workers.values() if w.role == role and w.takes_work]
+            for role in ("prefill", "decode")
         )
+        fleet = fleet_of([*prefill, *decode])
+        return Snapshot(prefill, decode, self._expects_prefill, self._allows_fallback, fleet)
 
     def hear_blocks(self, peer: Peer, news: BlocksStored | BlocksRemoved) -> None:
         """What a worker's prefix cache holds. Those that are refused are not listened to: they tell it again

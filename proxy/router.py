@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxy import cost
-from proxy.fleet import Candidate, Choice, Need, Snapshot, Targets
+from proxy.fleet import Candidate, Choice, Fleet, Need, Snapshot, Targets
 from proxy.policies import DECODE, PICKS, PREFILL
 
 __all__ = ["MAX_BLAME", "Candidate", "Choice", "Need", "Router", "Snapshot", "Targets"]
@@ -32,7 +32,7 @@ class Router:
         decode = _best_tier([w for w in snapshot.decode if _can_hold(w, need.max_total_tokens)], need)
         if not decode:
             return None
-        fleet = cost.fleet_of([*snapshot.prefill, *snapshot.decode])
+        fleet = snapshot.fleet
         if snapshot.prefill and self.disaggregate == "never" and snapshot.allows_fallback:
             return Choice(None, self._decode_alone(decode, need, fleet).incarnation)
         prefill = _least_blamed([w for w in snapshot.prefill if _may_prefill(w, need)], need)
@@ -44,20 +44,18 @@ class Router:
         return Choice(None, alone.incarnation, fallback=snapshot.expects_prefill)
 
     def predict(self, snapshot: Snapshot, need: Need, choice: Choice) -> cost.Prediction:
-        fleet = cost.fleet_of([*snapshot.prefill, *snapshot.decode])
         prefill = next((w for w in snapshot.prefill if w.incarnation == choice.prefill), None)
         decode = next(w for w in snapshot.decode if w.incarnation == choice.decode)
-        return cost.predict(prefill, decode, need, fleet)
+        return cost.predict(prefill, decode, need, snapshot.fleet)
 
     def explain(self, snapshot: Snapshot, need: Need, choice: Choice) -> str:
         """Every pair with what it would cost, the choice marked; for logs."""
-        fleet = cost.fleet_of([*snapshot.prefill, *snapshot.decode])
         lines = [f"{need.num_tokens} tokens by {self.prefill}/{self.decode}, {self.disaggregate}:"]
         for decode in snapshot.decode:
             for prefill in (None, *snapshot.prefill):
                 pair = prefill and prefill.incarnation, decode.incarnation
                 mark = "*" if pair == choice[:2] else " "
-                told = cost.predict(prefill, decode, need, fleet)
+                told = cost.predict(prefill, decode, need, snapshot.fleet)
                 first = prefill.name if prefill else "-"
                 lines.append(
                     f"{mark} {first} > {decode.name}: cost {told.cost_s:.4f} s, TTFT {told.ttft_s:.4f} s, "
@@ -70,7 +68,7 @@ class Router:
         prefill: Sequence[Candidate],
         decode: Sequence[Candidate],
         need: Need,
-        fleet: cost.Fleet,
+        fleet: Fleet,
         allows_alone: bool,
     ) -> Choice:
         if self.prefill == self.decode == "cost":
@@ -87,7 +85,7 @@ class Router:
         first, second, _ = cost.cheapest_pair(prefill, decode, need, fleet)
         return Choice(first.incarnation, second.incarnation)
 
-    def _decode_alone(self, decode: Sequence[Candidate], need: Need, fleet: cost.Fleet) -> Candidate:
+    def _decode_alone(self, decode: Sequence[Candidate], need: Need, fleet: Fleet) -> Candidate:
         if self.decode != "cost":
             return PICKS[self.decode](decode, need, DECODE)
         found = cost.cheapest_alone(decode, need, fleet, keeps_target=False)
@@ -113,15 +111,13 @@ def _least_blamed(workers: list[Candidate], need: Need) -> list[Candidate]:
 
 def _best_tier(workers: list[Candidate], need: Need) -> list[Candidate]:
     """A decode worker that failed, or is full, is better than none, so neither leaves it out for good."""
-    if not workers:
-        return workers
-    tiers = [
-        (
-            not worker.trusted,
-            need.blame.get(worker.incarnation, 0),
-            worker.free_blocks * worker.block_size <= need.num_tokens,
-        )
-        for worker in workers
-    ]
-    best = min(tiers)
+    best = (False, 0, False)
+    tiers = [_tier(worker, need) for worker in workers]
+    if best not in tiers:
+        best = min(tiers, default=best)
     return [worker for worker, tier in zip(workers, tiers, strict=True) if tier == best]
+
+
+def _tier(worker: Candidate, need: Need) -> tuple[bool, int, bool]:
+    is_full = worker.free_blocks * worker.block_size <= need.num_tokens
+    return not worker.trusted, need.blame.get(worker.incarnation, 0), is_full

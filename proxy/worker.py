@@ -101,5 +101,6 @@ class Worker:
             pace=status.pace,
             block_bytes=status.block_bytes,
             links=status.links,
+            mean_link=sum(status.links.values()) / len(status.links) if status.links else 0.0,
             locality=status.locality,
         )

@@ -2,7 +2,7 @@ import pytest
 
 from common.messages import Pace
 from proxy import cost
-from proxy.fleet import Candidate, Need, Targets
+from proxy.fleet import Candidate, Need, Targets, fleet_of
 from proxy.router import Router
 from tests.proxy.test_router import candidate, snapshot
 
@@ -19,7 +19,7 @@ def worker(name: str, **changes: object) -> Candidate:
 def test_predicts_the_first_token_from_queue_speed_and_what_is_cached() -> None:
     need = NEED._replace(overlap={"p": 25})
     p, d = worker("p", queued_tokens=500), worker("d", num_sequences=3)
-    told = cost.predict(p, d, need, cost.fleet_of([p, d]))
+    told = cost.predict(p, d, need, fleet_of([p, d]))
     assert told.num_cached == 400
     assert told.ttft_s == pytest.approx(0.01 + (500 + 600) / 1000)
     assert told.itl_s == pytest.approx(0.01)
@@ -66,7 +66,7 @@ def test_a_worker_further_away_is_dearer_label_by_label() -> None:
     p = worker("p", locality={"host": "a", "rack": "r"})
     places: list[dict[str, str]] = [{"host": "a", "rack": "r"}, {"host": "b", "rack": "r"}, {"host": "b"}]
     decode = [worker("d", locality=place, pace=Pace()) for place in places]
-    times = [cost.transfer_time(p, d, NEED, cost.fleet_of([])) for d in decode]
+    times = [cost.transfer_time(p, d, NEED, fleet_of([])) for d in decode]
     assert times == [pytest.approx(times[0] * cost.DISTANCE**distance) for distance in range(3)]
 
 

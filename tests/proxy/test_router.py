@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from proxy.fleet import fleet_of
 from proxy.router import MAX_BLAME, Candidate, Choice, Need, Router, Snapshot
 
 
@@ -24,7 +25,7 @@ def snapshot(
     expects_prefill: bool = True,
     fallback: bool = True,
 ) -> Snapshot:
-    return Snapshot(prefill, decode, expects_prefill, fallback)
+    return Snapshot(prefill, decode, expects_prefill, fallback, fleet_of([*prefill, *decode]))
 
 
 NEED = Need(num_tokens=100, max_total_tokens=200)
