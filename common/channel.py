@@ -129,6 +129,8 @@ class WorkerChannel:
         self._context = zmq.asyncio.Context()
         self._socket = _open_socket(self._context, zmq.ROUTER, address)
         self._socket.router_mandatory = True
+        self._at_once: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        self._more_may_wait = False
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
             self._socket.bind(address)
@@ -142,7 +144,8 @@ class WorkerChannel:
         """The next message of any worker. Raises SessionBroken when what came is none. A peer that ``send``
         found gone is not heard again, though some of what it said may still be in the queue."""
         while True:
-            peer, *frames = await self._socket.recv_multipart()
+            peer, *frames = self._waiting() or await self._socket.recv_multipart()
+            self._more_may_wait = True
             if peer in self._gone:
                 continue
             try:
@@ -150,6 +153,15 @@ class WorkerChannel:
             except MessageError as error:
                 self._complain(peer, error)
                 raise SessionBroken(peer, str(error)) from error
+
+    def _waiting(self) -> list[bytes] | None:
+        """A message that has arrived already, without what the event loop would cost."""
+        if self._more_may_wait:
+            try:
+                return self._at_once.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                self._more_may_wait = False
+        return None
 
     def send(self, peer: Peer, message: ToWorker) -> None:
         """Queue ``message``; raises ConnectionError when the peer is gone or does not read. Never waits."""
