@@ -7,7 +7,7 @@ sequences of one token that live in a block of their own. Steps with longer part
 there the kernels take longer than their launches.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -22,7 +22,7 @@ Record = Callable[[Step], Step]  # from a computation to its replay
 class Recordable(Protocol):
     """A model whose ``forward`` waits for nothing on the device."""
 
-    def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: Sequence[Tensor]) -> Tensor: ...
+    def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: list[Tensor]) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
@@ -33,7 +33,7 @@ class RecordedModel:
     def __init__(
         self,
         model: Recordable,
-        caches: Sequence[Tensor],
+        caches: list[Tensor],
         spare_block: int,
         max_num_seqs: int,
         max_model_len: int,
@@ -50,7 +50,7 @@ class RecordedModel:
         token_ids, batch = self._inputs.of(size)
         return record(lambda: self._model.forward(token_ids, batch, self._caches))
 
-    def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: Sequence[Tensor]) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: list[Tensor]) -> Tensor:
         num_tokens = len(token_ids)
         size = next((size for size in sorted(self._replays) if size >= num_tokens), None)
         if batch.max_query_len > 1 or size is None:
