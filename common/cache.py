@@ -22,6 +22,7 @@ from common.messages import PROTOCOL_VERSION, Layout
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTOMATIC_BYTES = 1 << 30  # at most, in main memory: it is shared with other workers and other programs
 AUTOMATIC_SHARE = 0.2  # of the main memory at hand
+PAGES_AT_ONCE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)  # Linux has it
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -91,7 +92,8 @@ def device_bytes(share: float, total: int, free: int, held: int, step_bytes: int
 
 
 class Cache:
-    """In main memory it is backed by pages that the system hands out, zeroed, when they are first written.
+    """In main memory all its pages are asked for at the start: getting them one by one, when a block is first
+    written, takes longer than writing it.
     On a device the bytes of blocks travel by way of main memory, on a stream of their own, beside the steps;
     ``staged`` asks for that anywhere. What a step wrote can be read once the host has seen the step end."""
 
@@ -107,7 +109,7 @@ class Cache:
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if device.type == "cpu" and not staged:
             num_bytes = math.prod(shape) * dtype.itemsize
-            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = mmap.mmap(-1, num_bytes, flags=PAGES_AT_ONCE)
             self._bytes = memoryview(memory)
             self.data = torch.frombuffer(memory, dtype=dtype).view(shape)
         else:

@@ -5,6 +5,10 @@ A connection is dead for good when its socket disconnects: the DEALER never reco
 was under way would be lost unnoticed. The ROUTER learns of it from its monitor, whose events name the file
 descriptor that each message also carries. Sockets are read as soon as anything arrives, so no peer waits
 behind another; how much may arrive is bounded by the window of ``kv_transfer.mailbox``.
+
+Over ``zmq+ipc`` the payloads of the connecting side go through a ``kv_transfer.ring`` where both sides can
+reach it: HELLO tells where it is, WELCOME has a second part if it was found, and then a message whose second
+part is empty has the payload's place in the ring for a third.
 """
 
 import asyncio
@@ -21,7 +25,8 @@ import zmq
 from common.seal import DIGEST_BYTES
 from kv_transfer.acceptor import CLOSE_TIMEOUT_S, Handlers
 from kv_transfer.mailbox import PREFIX_BYTES, Kind, MailboxConnection, farewell, greeting, open_within
-from kv_transfer.memory import Buffer, cut, keep_freed_memory
+from kv_transfer.memory import Buffer, cut, keep_freed_memory, size_of
+from kv_transfer.ring import Ring
 from kv_transfer.transport import (
     MAX_HEADER_BYTES,
     ConnectionHandler,
@@ -35,6 +40,8 @@ from kv_transfer.zmq_socket import Socket
 log = logging.getLogger(__name__)
 FRAME_BYTES = 2 << 20  # longest frame of a payload
 GATHER_BYTES = 32 << 10  # shorter buffers are put together
+RING_PAYLOAD_BYTES = 64 << 10  # shorter payloads go with their message
+RING_FOUND = b"ring"
 LINGER_MS = 1000  # for what is still to be sent when a socket closes
 HANDSHAKE_MS = 3000
 HANDSHAKE_FAILED = (
@@ -69,6 +76,8 @@ class Dealer:
         self._socket = new_socket(zmq.DEALER, self._endpoint, limits, zmq.EVENT_CLOSED | HANDSHAKE_FAILED)
         self._socket.raw.reconnect_ivl = -1
         self._connection = MailboxConnection(address, self, limits)
+        self._ring = Ring.create(limits.window_bytes) if endpoint.startswith("ipc://") else None
+        self._ring_found = False
 
     def start(self) -> MailboxConnection:
         self._socket.start(self)
@@ -77,12 +86,19 @@ class Dealer:
         except zmq.ZMQError as error:
             self._connection.lose(error.strerror or "no such place")
         else:
-            self.post([greeting(Kind.HELLO, self._limits)])
+            where = [] if self._ring is None else [self._ring.where]
+            self.post([greeting(Kind.HELLO, self._limits), *where])
         return self._connection
 
     def post(self, parts: Sequence[Buffer]) -> None:
+        head, payload = parts[0], parts[1:]
+        fits = RING_PAYLOAD_BYTES <= size_of(payload) <= self._limits.window_bytes // 2
+        if fits and self._ring_found and self._ring is not None:
+            payload = [b"", self._ring.write(payload)]
+        else:
+            payload = list(cut(payload, FRAME_BYTES, GATHER_BYTES))
         try:
-            self._socket.post([parts[0], *cut(parts[1:], FRAME_BYTES, GATHER_BYTES)])
+            self._socket.post([head, *payload])
         except zmq.ZMQError as error:
             self._socket.read()  # why, if the peer has said so
             raise ConnectionResetError("the peer is gone") from error
@@ -91,8 +107,14 @@ class Dealer:
         if not self._connection.was_open:
             self._socket.raw.linger = 0  # there is nobody to take it
         self._socket.close()
+        if self._ring is not None:
+            self._ring.was_opened()
+            self._ring = None
 
     def arrived(self, frames: Sequence[zmq.Frame]) -> None:
+        if self._ring is not None and not self._connection.was_open:
+            self._ring_found = len(frames) > 1 and frames[1].bytes == RING_FOUND
+            self._ring.was_opened()
         self._connection.deliver([frame.buffer for frame in frames])
 
     def happened(self, event: int, descriptor: int) -> None:
@@ -102,21 +124,40 @@ class Dealer:
         elif event == zmq.EVENT_CLOSED:
             self._connection.lose("nobody listens there")
         else:
-            self._connection.lose("the peer speaks another protocol than ZeroMQ's")
+            self._connection.lose("the peer has another secret than we have, or does not speak ZeroMQ")
 
 
 class Route:
     """The wire of an accepted connection: the routing id that the ROUTER gave to its peer."""
 
-    def __init__(self, listener: "RouterListener", routing_id: bytes, descriptor: int) -> None:
+    def __init__(
+        self, listener: "RouterListener", routing_id: bytes, descriptor: int, name: str, limits: Limits
+    ) -> None:
         self._listener = listener
         self._routing_id = routing_id
         self._descriptor = descriptor
+        self._ring: Ring | None = None
+        self.connection = MailboxConnection(name, self, limits)
 
     def post(self, parts: Sequence[Buffer]) -> None:
+        if self._ring is not None and parts[0][0] == Kind.WELCOME:
+            parts = [*parts, RING_FOUND]
         self._listener.post(self._routing_id, parts)
 
+    def open(self, hello: Sequence[Buffer]) -> None:
+        self._ring = Ring.open(hello[1]) if len(hello) > 1 else None
+        self.connection.deliver(hello)
+
+    def arrived(self, parts: Sequence[Buffer]) -> None:
+        if len(parts) == 3 and self._ring is not None and not parts[1]:
+            place = self._ring.read(parts[2])
+            if place is None:
+                return self.connection.refuse("a payload is said to lie outside of the ring")
+            parts = [parts[0], place]
+        self.connection.deliver(parts)
+
     def close(self) -> None:
+        self._ring = None  # its memory goes when the last payload in it was read
         self._listener.forget(self._routing_id, self._descriptor)
 
 
@@ -125,7 +166,7 @@ class RouterListener:
         self._address = address
         self._limits = limits
         self._handlers = Handlers(handler)
-        self._connections: dict[bytes, MailboxConnection] = {}  # by routing id
+        self._routes: dict[bytes, Route] = {}  # by routing id
         self._routing_ids: dict[int, bytes] = {}  # by file descriptor
         self._unbound = asyncio.Event()
         self._endpoint = endpoint_of(address)
@@ -155,7 +196,7 @@ class RouterListener:
             raise ConnectionResetError("the peer is gone") from error
 
     def forget(self, routing_id: bytes, descriptor: int) -> None:
-        del self._connections[routing_id]
+        del self._routes[routing_id]
         if self._routing_ids.get(descriptor) == routing_id:
             del self._routing_ids[descriptor]
 
@@ -164,8 +205,8 @@ class RouterListener:
             return
         self._socket.raw.unbind(self._endpoint)
         await self._handlers.close()
-        for connection in list(self._connections.values()):
-            connection.lose("the listener was closed")
+        for route in list(self._routes.values()):
+            route.connection.lose("the listener was closed")
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._unbound.wait()
@@ -178,8 +219,8 @@ class RouterListener:
         routing_id, parts = frames[0].bytes, [frame.buffer for frame in frames[1:]]
         if not parts:
             return
-        if routing_id in self._connections:
-            self._connections[routing_id].deliver(parts)
+        if routing_id in self._routes:
+            self._routes[routing_id].arrived(parts)
         elif parts[0][:1] == bytes([Kind.HELLO]) and not self._unbound.is_set():
             self._accept(routing_id, frames[1], parts)
         elif parts[0][:1] != bytes([Kind.BYE]):
@@ -190,20 +231,19 @@ class RouterListener:
             self._unbound.set()
         elif descriptor in self._routing_ids:
             self._socket.read()  # what came before the end
-            connection = self._connections.get(self._routing_ids.get(descriptor, b""))
-            if connection is not None:
-                connection.lose("the peer is gone")
+            route = self._routes.get(self._routing_ids.get(descriptor, b""))
+            if route is not None:
+                route.connection.lose("the peer is gone")
 
     def _accept(self, routing_id: bytes, hello: zmq.Frame, parts: Sequence[Buffer]) -> None:
         descriptor, host = hello.get(zmq.SRCFD), hello.get("Peer-Address") or "local"
         self._socket.read_events()  # the descriptor may have been another peer's, whose end was not read yet
-        route = Route(self, routing_id, descriptor)
-        connection = MailboxConnection(f"{host} on {self._address}", route, self._limits)
-        self._connections[routing_id] = connection
+        route = Route(self, routing_id, descriptor, f"{host} on {self._address}", self._limits)
+        self._routes[routing_id] = route
         self._routing_ids[descriptor] = routing_id
-        connection.deliver(parts)
-        if connection.was_open:
-            self._handlers.start(connection)
+        route.open(parts)
+        if route.connection.was_open:
+            self._handlers.start(route.connection)
 
     def _turn_away(self, routing_id: bytes) -> None:
         """A peer that was silent for too long and has come back, or one that does not know how to begin."""
@@ -221,6 +261,8 @@ def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int)
     except zmq.ZMQError as error:
         raise ConnectionError(f"no socket for {endpoint}: {error.strerror}") from error
     raw = socket.raw
+    if limits.secret is not None:
+        limits.secret.protect(raw)
     raw.linger = LINGER_MS
     raw.ipv6 = "[" in endpoint
     raw.sndhwm = raw.rcvhwm = (
