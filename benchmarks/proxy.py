@@ -1,19 +1,20 @@
 """What the proxy costs: latency it adds, tokens it can stream, CPU time for each.
 
-    python -m benchmarks.proxy [--streams 1,32,256] [--seconds 5] [--router PROGRAM] [--output FILE.json]
+    python -m benchmarks.proxy [--proxies 1,2] [--router NAME] [--streams 1,32,256] [--output FILE.json]
 
-One proxy process stands between a token source without a model (``benchmarks.token_source``) and a client in
-this process. Figures:
+One proxy process, or several behind one port, stand between a token source without a model
+(``benchmarks.token_source``) and a client in this process. Figures:
 
-- *request*: one request at a time for one token, from sending it to its first byte; the source answers at
-  once, so all of it is the proxy's, save for the source's own turn. CPU time of the proxy for each.
+- *request*: one request at a time for one token, from sending it to its first byte. *Added* is that without
+  what the source takes when it is asked directly, in the same run. CPU time of the proxy for each.
 - *paced*: N streams of 20 tokens a second each, so that every token is a chunk of its own; CPU time of the
   proxy for each token, and what that comes to in tokens a second of one core.
 - *flat out*: N streams, tokens as fast as the source can tell them. A proxy that is behind puts several
   tokens into one chunk.
 
-``--router``: the path of ``vllm-router`` or ``sglang-router``, in an environment of its own; the same client,
-in the same run, through it to a source that speaks HTTP. A router passes text on and knows no tokens.
+``--router``: ``vllm-router`` or ``sglang-router``, or both, each installed in an environment of its own;
+the same client, in the same run, through it to a source that speaks HTTP. A router passes text on and knows
+no tokens.
 """
 
 import argparse
@@ -25,7 +26,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,8 +36,12 @@ import httpx
 import psutil
 import uvloop
 
+from benchmarks.environments import install
 from benchmarks.sse_client import Connection, Streamed
+from common.channel import WorkerChannel
+from common.messages import Generate, Outputs, Sampling, Welcome
 
+ROUTERS = {"vllm-router": "vllm-router==0.1.17", "sglang-router": "sglang-router==0.3.2"}
 PATH = "/v1/completions"
 PACE = 20.0  # tokens a second of a paced stream
 START_S = 60.0
@@ -45,27 +51,34 @@ FLAT_OUT_TOKENS = 400  # a request; as many messages wait at most, fewer than th
 
 class System(NamedTuple):
     port: int
-    proxy: psutil.Process
+    proxies: list[psutil.Process]
+    direct_s: Callable[[float], Coroutine[Any, Any, list[float]]]  # times to the first token without a proxy
 
     def cpu_s(self) -> float:
-        times = self.proxy.cpu_times()
-        return float(times.user + times.system)
+        times = [proxy.cpu_times() for proxy in self.proxies]
+        return float(sum(time.user + time.system for time in times))
 
 
 OpenSystem = Callable[[float], AbstractContextManager[System]]  # with tokens a second of each stream
 
 
 @contextmanager
-def running(steps_per_s: float) -> Iterator[System]:
-    """A proxy and a source, ready; both are gone afterwards."""
-    port, control = free_port(), free_port()
-    proxy = start("proxy", "--port", str(port), "--control-port", str(control))
-    source = start("benchmarks.token_source", f"tcp://127.0.0.1:{control}", str(steps_per_s))
+def running(count: int, steps_per_s: float) -> Iterator[System]:
+    """So many proxies with a source each, ready; all are gone afterwards."""
+    port, own, control = free_port(), [free_port() for _ in range(count)], [free_port() for _ in range(count)]
+    siblings = ",".join(map(str, own))
+    proxies, sources = [], []
     try:
-        wait_ready(port)
-        yield System(port, psutil.Process(proxy.pid))
+        for index in range(count):
+            ports = ("--port", str(port), "--own-port", str(own[index]), "--sibling-ports", siblings)
+            proxies.append(start("proxy", *ports, "--control-port", str(control[index])))
+            address = f"tcp://127.0.0.1:{control[index]}"
+            sources.append(start("benchmarks.token_source", address, str(steps_per_s)))
+        for port_of_one in own:
+            wait_ready(port_of_one)
+        yield System(port, [psutil.Process(proxy.pid) for proxy in proxies], source_alone)
     finally:
-        for process in (source, proxy):
+        for process in (*sources, *proxies):
             process.kill()
             process.wait()
 
@@ -76,12 +89,13 @@ def routed(program: str, steps_per_s: float) -> Iterator[System]:
     source_port, port, metrics = free_port(), free_port(), free_port()
     source = start("benchmarks.http_source", str(source_port), str(steps_per_s))
     url, local = f"http://127.0.0.1:{source_port}", ("--host", "127.0.0.1", "--port", str(port))
-    command = [program, "--worker-urls", url, "--policy", "round_robin", *local]
+    launch = ["launch"] if program.endswith("sglang-router") else []
+    command = [program, *launch, "--worker-urls", url, "--policy", "round_robin", *local]
     command += ["--prometheus-port", str(metrics), "--log-level", "error"]
     router = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_ready(port, "/health")
-        yield System(port, psutil.Process(router.pid))
+        yield System(port, [psutil.Process(router.pid)], functools.partial(http_source_alone, source_port))
     finally:
         for process in (source, router):
             process.kill()
@@ -113,9 +127,9 @@ def body(num_tokens: int) -> dict[str, object]:
     return {"model": "default", "prompt": "word " * 32, "max_tokens": num_tokens, "stream": True}
 
 
-async def repeat(system: System, num_tokens: int, until: float) -> list[Streamed]:
+async def repeat(port: int, num_tokens: int, until: float) -> list[Streamed]:
     """One stream after another."""
-    connection = Connection("127.0.0.1", system.port)
+    connection = Connection("127.0.0.1", port)
     found: list[Streamed] = []
     try:
         while time.perf_counter() < until or not found:
@@ -126,10 +140,38 @@ async def repeat(system: System, num_tokens: int, until: float) -> list[Streamed
     return found
 
 
+async def http_source_alone(port: int, seconds: float) -> list[float]:
+    return [reply.first_s for reply in await repeat(port, 1, time.perf_counter() + seconds)]
+
+
+async def source_alone(seconds: float) -> list[float]:
+    """The source's answers to somebody who does with requests and tokens nothing but pass them on."""
+    channel = WorkerChannel("tcp://127.0.0.1:0")
+    source = start("benchmarks.token_source", channel.address, "0")
+    try:
+        async with asyncio.timeout(START_S):
+            peer, _ = await channel.receive()
+        channel.send(peer, Welcome("benchmark"))
+        found: list[float] = []
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until or not found:
+            generate = Generate(uuid.uuid4().hex, 0, tuple(range(64)), 64, "benchmark", Sampling(1))
+            began = time.perf_counter()
+            channel.send(peer, generate)
+            while not isinstance((await channel.receive())[1], Outputs):
+                pass
+            found.append(time.perf_counter() - began)
+        return found
+    finally:
+        source.kill()
+        source.wait()
+        channel.close()
+
+
 async def measure(system: System, num_streams: int, num_tokens: int, seconds: float) -> dict[str, Any]:
-    await repeat(system, 1, 0.0)  # the first request compiles and caches
+    await repeat(system.port, 1, 0.0)  # the first request compiles and caches
     cpu_s, began = system.cpu_s(), time.perf_counter()
-    streams = [repeat(system, num_tokens, began + seconds) for _ in range(num_streams)]
+    streams = [repeat(system.port, num_tokens, began + seconds) for _ in range(num_streams)]
     replies = [reply for found in await asyncio.gather(*streams) for reply in found]
     took_s, cpu_s = time.perf_counter() - began, system.cpu_s() - cpu_s
     num_told = len(replies) * num_tokens
@@ -156,7 +198,12 @@ def run(name: str, open_system: OpenSystem, streams: list[int], seconds: float) 
         print(json.dumps(results[-1]), flush=True)
 
     with open_system(0) as system:
-        note("request", uvloop.run(measure(system, 1, 1, seconds)))
+        measured = uvloop.run(measure(system, 1, 1, seconds))
+        direct = sorted(uvloop.run(system.direct_s(seconds)))
+        for rank, place in (("p50", len(direct) // 2), ("p99", int(0.99 * len(direct)))):
+            added_ms = measured[f"first_byte_{rank}_ms"] - 1e3 * direct[place]
+            measured[f"added_{rank}_ms"] = round(added_ms, 3)
+        note("request", measured)
         for count in streams:
             note("flat out", uvloop.run(measure(system, count, FLAT_OUT_TOKENS, seconds)))
     with open_system(PACE) as system:
@@ -169,14 +216,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proxy", description=__doc__.splitlines()[0])
     parser.add_argument("--streams", default="1,32,256", help="numbers of streams at a time")
     parser.add_argument("--seconds", type=float, default=5.0, help="time for each figure")
-    parser.add_argument("--router", default="", help="a router of others to measure in the same run")
+    parser.add_argument("--proxies", default="1", help="numbers of proxies behind one port")
+    parser.add_argument("--router", action="append", choices=sorted(ROUTERS), default=[], help="of others")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     arguments = parser.parse_args()
     streams = [int(count) for count in arguments.streams.split(",")]
-    results = run("baton", running, streams, arguments.seconds)
-    if arguments.router:
-        router = functools.partial(routed, arguments.router)
-        results += run(Path(arguments.router).name, router, streams, arguments.seconds)
+    results = []
+    for count in map(int, arguments.proxies.split(",")):
+        name = "baton" if count == 1 else f"baton x {count}"
+        results += run(name, functools.partial(running, count), streams, arguments.seconds)
+    for router in arguments.router:
+        program = str(install(ROUTERS[router], router))
+        results += run(router, functools.partial(routed, program), streams, arguments.seconds)
     if arguments.output:
         arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     return 0
