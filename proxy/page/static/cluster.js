@@ -89,7 +89,7 @@ function connect(snapshot) {
     place(wire, cards.get(from.name).root, cards.get(to.name).root, frame);
     wire.path.dataset.state = broken ? "broken" : flow > 1 ? "flowing" : "idle";
     wire.path.style.strokeWidth = String(flow > 1 ? Math.min(7, 1.5 + Math.log10(1 + flow / 1e5)) : 1.2);
-    setText(wire.label, flow > 1 ? bytes(flow, "/s") : "");
+    setText(wire.label, flow > 1 && !broken ? bytes(flow, "/s") : "");
   }
   for (const [name, wire] of wires) {
     if (kept.has(name)) continue;

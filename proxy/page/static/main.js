@@ -37,7 +37,7 @@ function figures(snapshot) {
   setText(at("goodput"), rate(window.good_per_s));
   const { ttft_s: ttft, itl_s: itl } = snapshot.slo;
   const targets = [ttft, itl].map((target) => (target ? `< ${milliseconds(target)}` : "any"));
-  setText(at("targets"), ttft || itl ? `first ${targets[0]}, next ${targets[1]}` : "no targets set");
+  setText(at("targets"), ttft || itl ? `${targets[0]}, then ${targets[1]}` : "no targets set");
   setText(at("flight"), snapshot.in_flight ? `${snapshot.in_flight} under way` : "nothing under way");
 }
 
