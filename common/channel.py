@@ -26,6 +26,7 @@ from typing import cast
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
 from common.messages import (
     MessageError,
@@ -39,20 +40,31 @@ from common.messages import (
     encode,
 )
 from common.seal import is_whole, seal
+from common.secret import Secret
 
 PING_INTERVAL_S = 0.5
 MAX_QUEUED_MESSAGES = 1000  # per peer and direction, on each side
 MAX_MESSAGE_BYTES = 16 << 20
 RECONNECT_S = (0.05, 1.0)  # first and longest pause between two sessions
 
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+
 Peer = bytes  # routing id: incarnation of the worker and number of the session
 
 logger = logging.getLogger(__name__)
 
 
-def _open_socket(context: zmq.asyncio.Context, kind: int, address: str) -> zmq.asyncio.Socket:
-    """Every option that both ends share; encryption (CURVE keys) belongs here too."""
+def _open_socket(
+    context: zmq.asyncio.Context, kind: int, address: str, secret: Secret | None
+) -> zmq.asyncio.Socket:
+    """Every option that both ends share."""
     socket = context.socket(kind)
+    if secret is not None:
+        secret.protect(socket)
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = MAX_QUEUED_MESSAGES
     socket.maxmsgsize = MAX_MESSAGE_BYTES
@@ -93,6 +105,10 @@ def _opened(frames: list[bytes]) -> bytes:
     return frames[0]
 
 
+def _event_of(frames: list[bytes]) -> int:
+    return int(parse_monitor_message(frames)["event"])
+
+
 class SessionBroken(ConnectionError):
     """What came from ``peer`` is no message: nothing that it says in this session can be relied on."""
 
@@ -119,19 +135,21 @@ class Recent:
 class WorkerChannel:
     """The proxy's end: all workers, told apart by ``Peer``. One task receives; anybody sends.
 
-    ``address`` may end in port 0. Raises OSError when it cannot be bound.
+    ``address`` may end in port 0. Raises OSError when it cannot be bound. With a ``secret``, only workers
+    that have the same one are heard.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, secret: Secret | None = None) -> None:
         self.num_malformed = 0
+        self.num_strangers = 0  # connections that were refused
         self._complained = Recent()
         self._gone = Recent()
         self._context = zmq.asyncio.Context()
-        self._socket = _open_socket(self._context, zmq.ROUTER, address)
+        self._socket = _open_socket(self._context, zmq.ROUTER, address, secret)
         self._socket.router_mandatory = True
         self._at_once: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         self._more_may_wait = False
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -177,7 +195,11 @@ class WorkerChannel:
 
     async def disconnected(self) -> None:
         """Returns when some connection has ended. Which one shows when sending: a Ping to each peer tells."""
-        await self._monitor.recv_multipart()
+        while _event_of(await self._monitor.recv_multipart()) != zmq.EVENT_DISCONNECTED:
+            self.num_strangers += 1
+            if self.num_strangers == 1:
+                text = "somebody without our secret was refused at %s; others are counted, not told of"
+                logger.warning(text, self.address)
         self._socket.get(zmq.EVENTS)  # lets the socket forget the dead connection before the next send
 
     def close(self) -> None:
@@ -196,8 +218,16 @@ class WorkerChannel:
 class ProxyChannel:
     """A worker's end, one per proxy. Connects and reconnects for ever while one task sits in ``receive``."""
 
-    def __init__(self, address: str, incarnation: str, silent_after_s: float = 4 * PING_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        incarnation: str,
+        silent_after_s: float = 4 * PING_INTERVAL_S,
+        secret: Secret | None = None,
+    ) -> None:
         self.address = address
+        self._secret = secret
+        self._was_turned_away = False
         self.num_lost = 0
         self.num_malformed = 0
         self.proxy_incarnation: str | None = None  # None: the session is not open
@@ -259,10 +289,11 @@ class ProxyChannel:
     async def _next_message(self) -> ToWorker:
         """Raises ConnectionError when the session is over."""
         assert self._socket is not None
+        assert self._monitor is not None
         while True:
             ready = dict(await self._poller.poll(self._patience_ms()))
             if self._monitor in ready:
-                self._broken = self._broken or "connection lost"
+                self._note_event(_event_of(await self._monitor.recv_multipart()))
             elif not ready and self._patience_ms() == 0:
                 self._broken = f"silent for {self._silent_after_s} s"
             if self._broken:
@@ -274,6 +305,13 @@ class ProxyChannel:
                     self.num_malformed += 1
                     self._broken = str(error)
                     raise ConnectionError(self._broken) from error
+
+    def _note_event(self, event: int) -> None:
+        if event & HANDSHAKE_FAILED and not self._was_turned_away:
+            self._was_turned_away = True  # told once, though it will go on trying
+            text = "proxy %s and this worker do not have the same secret: see --secret-file"
+            logger.error(text, self.address)
+        self._broken = self._broken or "connection lost"
 
     def _patience_ms(self) -> int | None:
         """Time left to hear from the proxy; None outside an open session, when there is nothing to expect."""
@@ -294,11 +332,11 @@ class ProxyChannel:
         self._connect()
 
     def _connect(self) -> None:
-        socket = _open_socket(self._context, zmq.DEALER, self.address)
+        socket = _open_socket(self._context, zmq.DEALER, self.address, self._secret)
         socket.immediate = True  # queue nothing for a proxy that is not there
         socket.reconnect_ivl, socket.reconnect_ivl_max = (round(1000 * s) for s in RECONNECT_S)
         socket.routing_id = f"{self._incarnation}.{next(self._session_numbers)}".encode()
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
         socket.connect(self.address)
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)

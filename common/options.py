@@ -65,6 +65,13 @@ def parse(
     prog: str = ...,
     role: str = ...,
 ) -> tuple[A, B, C, D]: ...
+@overload
+def parse(
+    classes: tuple[type[A], type[B], type[C], type[D], type[E]],
+    argv: Sequence[str] | None = ...,
+    prog: str = ...,
+    role: str = ...,
+) -> tuple[A, B, C, D, E]: ...
 def parse(
     classes: tuple[type[Any], ...], argv: Sequence[str] | None = None, prog: str = "baton", role: str = ""
 ) -> tuple[Any, ...]:

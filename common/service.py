@@ -28,6 +28,7 @@ from common.messages import (
     ToWorker,
     WorkerError,
 )
+from common.secret import Secret
 from common.sequence import SequenceKey
 
 logger = logging.getLogger(__name__)
@@ -61,14 +62,21 @@ class Role(Protocol):
 class Service:
     """Runs in the worker's main event loop."""
 
-    def __init__(self, config: WorkerConfig, incarnation: str, role: Role, book: Book) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        incarnation: str,
+        role: Role,
+        book: Book,
+        secret: Secret | None = None,
+    ) -> None:
         self._interval_s = config.heartbeat_interval_s
         self._locality = config.locality_labels()
         self._block_news = BlockNews(book)
         self._stepped = asyncio.Event()
         self._drain_timeout_s = config.drain_timeout_s
         self._role = role
-        self._channels = [ProxyChannel(address, incarnation) for address in config.proxies]
+        self._channels = [ProxyChannel(address, incarnation, secret=secret) for address in config.proxies]
         self._owners: dict[SequenceKey, ProxyChannel] = {}
         self._draining = False
         self._cut = False  # the time to drain is over

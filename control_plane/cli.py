@@ -10,6 +10,7 @@ USAGE = """\
 usage: baton COMMAND ...
 
   serve [MODEL]     start a proxy, prefill and decode workers on this machine
+  keygen FILE       a new secret for processes on several machines, see --secret-file
   complete TEXT     send a prompt to a running server and show the answer as it comes
   bench serve       put load on a running server: latencies, goodput, attainment of targets
   bench report      compare what several `bench serve` measured, as pictures and a page
@@ -35,6 +36,7 @@ def run(argv: Sequence[str]) -> int:
     commands: dict[str, Callable[[Sequence[str]], int]] = {
         "serve": _serve,
         "complete": _complete,
+        "keygen": _keygen,
         "bench": _bench,
     }
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -69,6 +71,12 @@ def _complete(argv: Sequence[str]) -> int:
     from control_plane import complete
 
     return complete.main(argv)
+
+
+def _keygen(argv: Sequence[str]) -> int:
+    from control_plane import keygen
+
+    return keygen.main(argv)
 
 
 def _bench(argv: Sequence[str]) -> int:

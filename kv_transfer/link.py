@@ -31,6 +31,7 @@ from common.messages import (
     WorkerError,
 )
 from common.metrics import SENDER_METRICS
+from common.secret import Secret
 from common.sequence import Sequence
 from common.tally import Tally, tallies
 from kv_transfer import transport
@@ -108,8 +109,10 @@ class Link:
         block_bytes: int,
         counters: SenderCounters,
         owner: LinkOwner,
+        secret: Secret | None = None,
     ) -> None:
         self._target = target
+        self._secret = secret
         self._hello = hello
         self._source = source
         self._config = config
@@ -162,7 +165,8 @@ class Link:
                 self._owner.failed(outgoing, error)
 
     async def _talk(self) -> None:
-        connection = await transport.connect(self._target.address, timeout_s=self._config.stall_timeout_s)
+        timeout_s, limits = self._config.stall_timeout_s, transport.Limits(secret=self._secret)
+        connection = await transport.connect(self._target.address, timeout_s, limits=limits)
         try:
             async with asyncio.timeout(self._config.stall_timeout_s):
                 await self._greet(connection)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.secret import Secret
 from kv_transfer.window import MIN_WINDOW_BYTES
 
 Buffer = bytes | bytearray | memoryview
@@ -35,6 +36,7 @@ class Limits:
     window_bytes: int = 8 << 20  # received and not yet read, or on their way; beyond it the sender waits
     ping_interval_s: float = 0.5
     silence_timeout_s: float = 3.0  # a peer from which nothing came for this long is dead
+    secret: Secret | None = None  # which ZeroMQ peers must share; not told to anybody
 
     def __post_init__(self) -> None:
         if self.window_bytes < MIN_WINDOW_BYTES:

@@ -17,11 +17,11 @@ import struct
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from common.hosts import is_loopback
 from kv_transfer import zmq
 from kv_transfer.mailbox import MailboxConnection
 from kv_transfer.memory import Buffer, cut, flat, scatter, size_of
@@ -240,10 +240,3 @@ def engine_for(address: str) -> Engine:
     if reach not in engines:
         engines[reach] = Engine(is_local=reach)
     return engines[reach]
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

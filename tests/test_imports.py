@@ -40,6 +40,7 @@ CONTROL_PLANE_MAY_KNOW = {
     "model_config",
     "model_source",
     "options",
+    "secret",
 }
 HEAVY = ("torch", "numpy", "gguf", "ucxx")
 LIGHT_MODULES = (

@@ -14,6 +14,7 @@ from common import channel as channel_module
 from common.channel import Peer, ProxyChannel, SessionBroken, WorkerChannel
 from common.messages import Abort, BlocksStored, Outputs, Ping, Refused, Tokens, ToWorker, Welcome, encode
 from common.seal import seal
+from common.secret import Secret
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0
@@ -321,3 +322,44 @@ def test_a_proxy_that_stands_still_under_load_lives_on() -> None:
     command = [sys.executable, "-m", "tests.common.flooded"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
+
+
+async def test_sides_with_one_secret_understand_each_other() -> None:
+    secret = Secret.new()
+    workers = WorkerChannel("tcp://127.0.0.1:0", secret)
+    proxy = ProxyChannel(workers.address, "worker-1", WAIT_S, secret)
+    try:
+        await announced(workers, proxy)
+    finally:
+        proxy.close()
+        workers.close()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(Secret.new(), Secret.new()), (Secret.new(), None), (None, Secret.new())]
+)
+async def test_who_lacks_the_secret_is_not_heard_and_both_sides_say_so_once(
+    ours: Secret | None, theirs: Secret | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = WorkerChannel("tcp://127.0.0.1:0", ours)
+    proxy = ProxyChannel(workers.address, "worker-1", WAIT_S, theirs)
+    watch = asyncio.create_task(workers.disconnected())
+    listen = asyncio.create_task(workers.receive())
+    talk = asyncio.create_task(proxy.receive())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while workers.num_strangers < 3:
+                with suppress(ConnectionError):
+                    proxy.send(HELLO)
+                await asyncio.wait([watch], timeout=0.05)
+                if watch.done():
+                    watch = asyncio.create_task(workers.disconnected())
+    finally:
+        for task in (watch, listen, talk):
+            task.cancel()
+        await asyncio.wait([watch, listen, talk])
+        proxy.close()
+        workers.close()
+    assert listen.cancelled()
+    assert sum("without our secret was refused" in record.getMessage() for record in caplog.records) == 1
+    assert sum("do not have the same secret" in record.getMessage() for record in caplog.records) == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from common.secret import Secret
 from kv_transfer import transport
 from kv_transfer.transport import Connection, Limits, Listener
 
@@ -418,3 +419,21 @@ async def settled_descriptors(listener: Listener, accepted: asyncio.Queue[Connec
         await asyncio.sleep(0.2)
         if number <= (number := len(os.listdir("/proc/self/fd"))):
             return number
+
+
+@pytest.mark.parametrize("scheme", ["zmq+tcp", "zmq+ipc"])
+async def test_a_secret_lets_in_who_has_it_and_nobody_else(scheme: str, tmp_path: Path) -> None:
+    place = "127.0.0.1:0" if scheme == "zmq+tcp" else f"{tmp_path}/socket"
+    secret = Secret.new()
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    async with listening(f"{scheme}://{place}", accepted, Limits(secret=secret)) as listener:
+        for other in (Secret.new(), None):
+            with pytest.raises((ConnectionError, TimeoutError)):
+                await transport.connect(listener.address, TIMEOUT_S, limits=Limits(secret=other))
+        assert accepted.empty()
+        client = await transport.connect(listener.address, TIMEOUT_S, limits=Limits(secret=secret))
+        async with asyncio.timeout(TIMEOUT_S):
+            server = await accepted.get()
+            await client.send(b"header", [b"payload" * 100_000])
+            assert await read(server) == (b"header", b"payload" * 100_000)
+        await client.close()

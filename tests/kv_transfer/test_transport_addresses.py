@@ -5,8 +5,10 @@ import threading
 import pytest
 
 import kv_transfer
+from common.config import ConfigError, WorkerConfig
 from kv_transfer import transport
-from kv_transfer.transport import AddressError, Connection, Limits
+from kv_transfer.addresses import listen_address
+from kv_transfer.transport import AddressError, Connection, Limits, available
 
 TIMEOUT_S = 30.0
 
@@ -110,3 +112,12 @@ def test_two_threads_with_a_loop_each_can_talk_in_process() -> None:
         done.set()
         thread.join(TIMEOUT_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.skipif("ucx" not in available(), reason="needs ucxx")
+def test_ucx_leaves_loopback_only_on_a_network_that_was_declared_trusted() -> None:
+    inside, outside = WorkerConfig(), WorkerConfig(bind_host="0.0.0.0")
+    assert listen_address("ucx", inside, "i") == "ucx://127.0.0.1:0"
+    with pytest.raises(ConfigError, match="--trusted-network"):
+        listen_address("ucx", outside, "i")
+    assert listen_address("ucx", outside, "i", trusted_network=True) == "ucx://0.0.0.0:0"
