@@ -6,13 +6,13 @@ import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from common import cores, gpu, logs, model_source, options, weights
 from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
-from common.config import ConfigError, EngineConfig, TransferConfig, WorkerConfig
+from common.config import ConfigError, EngineConfig, TraceConfig, TransferConfig, WorkerConfig
 from common.dtypes import resolve_dtype, resolve_quantization
 from common.engine import Engine, LanguageModel
 from common.grammar import Grammars
@@ -41,19 +41,20 @@ class Setup:
     transfer: TransferConfig
     worker: WorkerConfig
     num_threads: int  # to compute with
+    trace: TraceConfig = field(default_factory=TraceConfig)
 
 
 def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
     """Exit code of a worker process: 0 after a drain, 2 when it cannot work as asked."""
-    engine, transfer, worker = options.parse(
-        (EngineConfig, TransferConfig, WorkerConfig), prog=f"python -m {role}_worker", role=role
+    engine, transfer, worker, trace = options.parse(
+        (EngineConfig, TransferConfig, WorkerConfig, TraceConfig), prog=f"python -m {role}_worker", role=role
     )
     incarnation = secrets.token_hex(8)
     name = worker.name or f"{role}-{incarnation[:6]}"
     try:
         logs.setup()
         num_threads = cores.pin(worker.cores)
-        setup = Setup(role, name, incarnation, engine, transfer, worker, num_threads)
+        setup = Setup(role, name, incarnation, engine, transfer, worker, num_threads, trace)
         asyncio.run(_serve(serve, setup))
     except (ConfigError, ModelError, OSError) as error:
         print(f"{role} worker: {error}", file=sys.stderr)

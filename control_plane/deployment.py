@@ -4,10 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from common import options
-from common.config import ConfigError, EngineConfig, ProxyConfig, ServeConfig, TransferConfig, WorkerConfig
+from common.config import (
+    ConfigError,
+    EngineConfig,
+    ProxyConfig,
+    ServeConfig,
+    TraceConfig,
+    TransferConfig,
+    WorkerConfig,
+)
 from common.hosts import reachable
 
-CLASSES = (EngineConfig, TransferConfig, WorkerConfig, ProxyConfig, ServeConfig)
+CLASSES = (EngineConfig, TransferConfig, WorkerConfig, ProxyConfig, TraceConfig, ServeConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,7 @@ class Deployment:
     engine: EngineConfig  # as the proxies see it
     proxies: tuple[ProxyConfig, ...]  # one per process; they differ in their ports
     workers: tuple[WorkerSet, ...]  # prefill first
+    trace: TraceConfig
     control_port_given: bool
     num_gpus: int
 
@@ -60,6 +69,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int = 0)
         engine=options.build(EngineConfig, for_proxy),
         proxies=_proxies(proxy, serve.proxy_workers),
         workers=workers,
+        trace=options.build(TraceConfig, shared),
         control_port_given="control_port" in for_proxy,
         num_gpus=num_gpus,
     )

@@ -5,15 +5,17 @@ import sys
 from common import startup
 from common.loop_thread import LoopThread
 from common.service import Service
+from common.tracing import tracer_of
 from decode_worker.worker import DecodeWorker
 from kv_transfer.addresses import listen_address
 from kv_transfer.transport import listen
 
 
 async def serve(setup: startup.Setup) -> None:
+    tracer = tracer_of(setup.trace, setup.role, setup.name)
     engine = startup.build_engine(setup)
     transfers = LoopThread("transfers")
-    worker = DecodeWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name)
+    worker = DecodeWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer)
     address = listen_address(setup.transfer.transport, setup.worker, setup.incarnation)
     advertised = setup.worker.advertise_host
     listener = await transfers.run(listen(address, worker.receiver.serve, advertise_host=advertised))
@@ -26,6 +28,8 @@ async def serve(setup: startup.Setup) -> None:
         engine.stop()
         await transfers.run(listener.close())
         transfers.close()
+        if tracer is not None:
+            tracer.close()
 
 
 if __name__ == "__main__":

@@ -28,9 +28,13 @@ from kv_transfer.outgoing import Outgoing, Phase
 class Outcome(NamedTuple):
     """How a transfer ended. ``error`` is None when the decode worker has taken the sequence over."""
 
-    key: SequenceKey
+    sequence: Sequence
     error: WorkerError | None
     exposed_s: float  # from the first token to Landed: the part of the transfer that prefill did not hide
+
+    @property
+    def key(self) -> SequenceKey:
+        return self.sequence.key
 
 
 class Sender:
@@ -155,7 +159,7 @@ class Sender:
             return
         self._end(outgoing)
         self.counters.num_failed[error.code] = self.counters.num_failed.get(error.code, 0) + 1
-        self._report(Outcome(outgoing.sequence.key, error, 0.0))
+        self._report(Outcome(outgoing.sequence, error, 0.0))
 
     def landed(self, outgoing: Outgoing) -> None:
         self._end(outgoing)
@@ -166,4 +170,4 @@ class Sender:
         seen["transfer_seconds"].observe(now - outgoing.accepted_at)
         seen["exposed_transfer_seconds"].observe(exposed_s)
         seen["transfer_bytes"].observe((outgoing.num_blocks - outgoing.num_skipped) * self._block_bytes)
-        self._report(Outcome(outgoing.sequence.key, None, exposed_s))
+        self._report(Outcome(outgoing.sequence, None, exposed_s))

@@ -5,13 +5,15 @@ import sys
 from common import startup
 from common.loop_thread import LoopThread
 from common.service import Service
+from common.tracing import tracer_of
 from prefill_worker.worker import PrefillWorker
 
 
 async def serve(setup: startup.Setup) -> None:
+    tracer = tracer_of(setup.trace, setup.role, setup.name)
     engine = startup.build_engine(setup)
     transfers = LoopThread("transfers")
-    worker = PrefillWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name)
+    worker = PrefillWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer)
     worker.service = Service(setup.worker, setup.incarnation, worker, engine)
     engine.start(worker.on_step)
     try:
@@ -20,6 +22,8 @@ async def serve(setup: startup.Setup) -> None:
         engine.stop()
         await transfers.run(worker.close())
         transfers.close()
+        if tracer is not None:
+            tracer.close()
 
 
 if __name__ == "__main__":

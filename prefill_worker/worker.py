@@ -20,17 +20,25 @@ from common.outputs import status_of, tokens_of, usage_of
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.service import Service
 from common.timings import timings_of
+from common.tracing import Tracer
 from kv_transfer.sender import Outcome, Sender
 
 
 class PrefillWorker:
     def __init__(
-        self, engine: Engine, transfers: LoopThread, config: TransferConfig, incarnation: str, name: str
+        self,
+        engine: Engine,
+        transfers: LoopThread,
+        config: TransferConfig,
+        incarnation: str,
+        name: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self._engine = engine
         self._transfers = transfers
         self._incarnation = incarnation
         self._name = name
+        self._tracer = tracer
         self._usage = usage_of(engine)
         self._loop = asyncio.get_running_loop()
         self._sender = Sender(
@@ -83,6 +91,8 @@ class PrefillWorker:
         for output in outputs:
             if output.sequence.handoff:
                 self._pass_on(output)
+            if output.finish_reason is not None and self._tracer is not None:
+                self._tracer.note(output.sequence, self._name, output.finish_reason)
 
     def _pass_on(self, output: StepOutput) -> None:
         key = output.sequence.key
@@ -113,7 +123,7 @@ class PrefillWorker:
 
     def _hand_over_ended(self, outcome: Outcome) -> None:
         assert self.service is not None
-        key, error, exposed_s = outcome
+        key, error, exposed_s = outcome.key, outcome.error, outcome.exposed_s
         if error is not None:
             self.service.fail(key, error)
             self._engine.abort(key, error.message)
@@ -121,7 +131,8 @@ class PrefillWorker:
         timings = {"exposed_transfer_s": exposed_s}
         self.service.publish([Tokens(key.request_id, key.attempt, 0, timings=timings)])
         self.service.forget(key)
-        self._engine.release(key)
+        if self._engine.release(key) and self._tracer is not None:
+            self._tracer.note(outcome.sequence, self._name, "handed over")
 
     def _counters(self) -> dict[str, float]:
         counters = self._sender.counters

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from common.channel import WorkerChannel
 from common.config import ConfigError, ProxyConfig
+from common.tracing import Tracer
 from proxy.admission import Admission
 from proxy.app import build_app
 from proxy.dispatcher import Dispatcher
@@ -83,7 +84,9 @@ def router_of(config: ProxyConfig) -> Router:
     return Router(prefill, decode, config.disaggregate)
 
 
-def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Frontend:
+def build(
+    config: ProxyConfig, model: ServedModel, channel: WorkerChannel, tracer: Tracer | None = None
+) -> Frontend:
     registry = Registry(config.dead_after_s, model.fingerprint, config.prefill_fallback)
     metrics = Metrics(registry, model.name if config.vllm_metric_names else "")
     dispatcher = Dispatcher(
@@ -97,16 +100,18 @@ def build(config: ProxyConfig, model: ServedModel, channel: WorkerChannel) -> Fr
         refuses_misses=config.slo_admission == "refuse",
     )
     live = Live(registry, model.name, config.slo_ttft_s, config.slo_itl_s)
-    observer = Observer(metrics, live, config.slo_ttft_s, config.slo_itl_s)
+    observer = Observer(metrics, live, config.slo_ttft_s, config.slo_itl_s, tracer)
     admission = Admission(config.max_queued_requests, len(config.all_keys()))
     return Frontend(config, model, registry, dispatcher, metrics, observer, admission)
 
 
-async def serve(config: ProxyConfig, model: ServedModel, sockets: list[socket.socket]) -> None:
+async def serve(
+    config: ProxyConfig, model: ServedModel, sockets: list[socket.socket], tracer: Tracer | None = None
+) -> None:
     """Raises OSError when the control port is taken."""
     channel = WorkerChannel(control_address(config))
     try:
-        frontend = build(config, model, channel)
+        frontend = build(config, model, channel, tracer)
         host, port = sockets[0].getsockname()[:2]
         logger.info("HTTP API on %s port %d, workers announce themselves to %s", host, port, channel.address)
         async with asyncio.TaskGroup() as tasks:
@@ -115,6 +120,8 @@ async def serve(config: ProxyConfig, model: ServedModel, sockets: list[socket.so
             conversation.cancel()
     finally:
         channel.close()
+        if tracer is not None:
+            tracer.close()
 
 
 async def _serve_http(
