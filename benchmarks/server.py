@@ -89,18 +89,23 @@ def serving(*options: str) -> Iterator[Server]:
             process.kill()
 
 
-def wait_ready(server: Server, process: "subprocess.Popen[bytes]") -> None:
-    until = time.monotonic() + START_TIMEOUT_S
+def wait_ready(
+    server: Server,
+    process: "subprocess.Popen[bytes]",
+    path: str = "/ready",
+    timeout_s: float = START_TIMEOUT_S,
+) -> None:
+    until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise RuntimeError(f"baton serve ended with exit code {process.returncode}")
+            raise RuntimeError(f"{process.args!r} ended with exit code {process.returncode}")
         try:
-            if httpx.get(f"{server.url}/ready", timeout=5.0).status_code == 200:
+            if httpx.get(f"{server.url}{path}", timeout=5.0).status_code == 200:
                 return
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    raise TimeoutError(f"baton serve was not ready within {START_TIMEOUT_S:g} s")
+    raise TimeoutError(f"{process.args!r} was not ready within {timeout_s:g} s")
 
 
 def free_port() -> int:

