@@ -12,6 +12,7 @@ from proxy.schema import Message, Tool
 from proxy.served_model import ServedModel
 from proxy.tools import introduce, plain_tool
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 INLINE_CHARACTERS = 4096  # longer texts are tokenized in a thread, aside of other requests' streams
 
 
@@ -56,6 +57,7 @@ def render(
 
 def _plain_message(index: int, message: Message) -> dict[str, Any]:
     """What templates expect: content is one string."""
+    _check_message(index, message)
     fields: dict[str, Any] = msgspec.to_builtins(message)
     if isinstance(message.content, list):
         for part in message.content:
@@ -68,6 +70,16 @@ def _plain_message(index: int, message: Message) -> dict[str, Any]:
         call["type"] = "function"
         call["function"]["arguments"] = _as_object(index, call["function"]["arguments"])
     return fields
+
+
+def _check_message(index: int, message: Message) -> None:
+    """Raises ApiError where a template would make something up, or leave something out."""
+    if message.role not in ROLES:
+        param = f"messages[{index}].role"
+        raise invalid(param, f"{param} must be one of {', '.join(ROLES)}, not {message.role!r}")
+    if message.content is None and message.role != "assistant":
+        param = f"messages[{index}].content"
+        raise invalid(param, f"{param} is missing: only what an assistant said may be without")
 
 
 def _as_object(index: int, arguments: "str | dict[str, Any]") -> Any:

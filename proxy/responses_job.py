@@ -12,7 +12,7 @@ import msgspec
 from proxy.chat_job import build_chat_job
 from proxy.errors import ApiError, invalid, unsupported
 from proxy.job import Job
-from proxy.prompts import Limits
+from proxy.prompts import ROLES, Limits
 from proxy.responses_schema import FlatChoice, FlatTool, InputItem, ResponsesBody
 from proxy.schema import (
     ChatBody,
@@ -133,12 +133,16 @@ def _message(index: int, item: InputItem) -> list[Message]:
     if item.type == "reasoning":
         return []  # templates leave earlier thoughts out
     if item.type == "function_call_output":
+        if item.output is None:
+            raise invalid("input", f"input[{index}]: what came of a call needs an output")
         return [Message("tool", _content(item.output), tool_call_id=item.call_id)]
     if item.type != "message":
         text = f"input[{index}]: items of type {item.type!r} are not supported by this server"
         raise invalid("input", text)
-    if item.role is None:
-        raise invalid("input", f"input[{index}]: a message needs a role")
+    if item.role is None or item.role not in ROLES:
+        raise invalid("input", f"input[{index}]: a message needs a role, one of {', '.join(ROLES)}")
+    if item.content is None and item.role != "assistant":
+        raise invalid("input", f"input[{index}]: a message needs a content")
     role = "system" if item.role == "developer" else item.role
     return [Message(role, _content(item.content))]
 

@@ -149,6 +149,25 @@ async def test_bad_chats_name_the_parameter_and_reach_no_worker(system: System) 
 
 
 @pytest.mark.parametrize(
+    ("param", "messages"),
+    [
+        ("messages[1].role", [*CHAT["messages"], {"role": "wizard", "content": "x"}]),
+        ("messages[0].content", [{"role": "user", "content": None}]),
+        ("messages[0].content", [{"role": "system"}, *CHAT["messages"]]),
+        ("messages[1].content", [*CHAT["messages"], {"role": "tool", "tool_call_id": "a"}]),
+    ],
+)
+async def test_a_message_that_means_nothing_is_named(system: System, param: str, messages: Any) -> None:
+    worker = await system.worker("decode", speaks(b"ok"))
+    for path in ("/v1/chat/completions", "/tokenize"):
+        assert (await refused(system, path, {"messages": messages}))["param"] == param
+    where = param.partition(".")[0].replace("messages", "input")
+    error = await refused(system, "/v1/responses", {"input": messages})
+    assert where in error["message"]
+    assert worker.generates == []
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",

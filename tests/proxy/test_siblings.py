@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from common.config import ConfigError, ProxyConfig
 from common.messages import Generate
 from proxy.siblings import merged
 from tests.proxy.scripted import WAIT_S, ScriptedWorker, running
-from tests.proxy.test_process import START_S, Process, default_model, free_port, start, until_alive
+from tests.proxy.test_process import START_S, default_model, free_port, start, until_alive
 
 ONE = """\
 # HELP baton_requests_total HTTP requests by how they ended
