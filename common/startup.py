@@ -12,7 +12,14 @@ import torch
 
 from common import cores, gpu, logs, model_source, options, weights
 from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
-from common.config import ConfigError, EngineConfig, TraceConfig, TransferConfig, WorkerConfig
+from common.config import (
+    ConfigError,
+    EngineConfig,
+    NetworkConfig,
+    TraceConfig,
+    TransferConfig,
+    WorkerConfig,
+)
 from common.dtypes import resolve_dtype, resolve_quantization
 from common.engine import Engine, LanguageModel
 from common.grammar import Grammars
@@ -21,6 +28,7 @@ from common.messages import ModelInfo, Role
 from common.metrics_server import metrics_served
 from common.model import Model
 from common.model_config import ModelConfig, ModelError
+from common.secret import Secret, secret_of
 from common.service import Service
 from common.tokenizer import Tokenizer
 from kernels import Ops, cpu, native, select
@@ -42,19 +50,24 @@ class Setup:
     worker: WorkerConfig
     num_threads: int  # to compute with
     trace: TraceConfig = field(default_factory=TraceConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    secret: Secret | None = None
 
 
 def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
     """Exit code of a worker process: 0 after a drain, 2 when it cannot work as asked."""
-    engine, transfer, worker, trace = options.parse(
-        (EngineConfig, TransferConfig, WorkerConfig, TraceConfig), prog=f"python -m {role}_worker", role=role
+    engine, transfer, worker, trace, network = options.parse(
+        (EngineConfig, TransferConfig, WorkerConfig, TraceConfig, NetworkConfig),
+        prog=f"python -m {role}_worker",
+        role=role,
     )
     incarnation = secrets.token_hex(8)
     name = worker.name or f"{role}-{incarnation[:6]}"
     try:
         logs.setup()
         num_threads = cores.pin(worker.cores)
-        setup = Setup(role, name, incarnation, engine, transfer, worker, num_threads, trace)
+        secret = secret_of(network, worker.bind_host)
+        setup = Setup(role, name, incarnation, engine, transfer, worker, num_threads, trace, network, secret)
         asyncio.run(_serve(serve, setup))
     except (ConfigError, ModelError, OSError) as error:
         print(f"{role} worker: {error}", file=sys.stderr)

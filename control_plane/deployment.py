@@ -7,6 +7,7 @@ from common import options
 from common.config import (
     ConfigError,
     EngineConfig,
+    NetworkConfig,
     ProxyConfig,
     ServeConfig,
     TraceConfig,
@@ -15,7 +16,7 @@ from common.config import (
 )
 from common.hosts import reachable
 
-CLASSES = (EngineConfig, TransferConfig, WorkerConfig, ProxyConfig, TraceConfig, ServeConfig)
+CLASSES = (EngineConfig, TransferConfig, WorkerConfig, ProxyConfig, TraceConfig, NetworkConfig, ServeConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Deployment:
     proxies: tuple[ProxyConfig, ...]  # one per process; they differ in their ports
     workers: tuple[WorkerSet, ...]  # prefill first
     trace: TraceConfig
+    network: NetworkConfig
     control_port_given: bool
     num_gpus: int
 
@@ -70,6 +72,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int = 0)
         proxies=_proxies(proxy, serve.proxy_workers),
         workers=workers,
         trace=options.build(TraceConfig, shared),
+        network=options.build(NetworkConfig, shared),
         control_port_given="control_port" in for_proxy,
         num_gpus=num_gpus,
     )

@@ -8,7 +8,7 @@ from common.service import Service
 from common.tracing import tracer_of
 from decode_worker.worker import DecodeWorker
 from kv_transfer.addresses import listen_address
-from kv_transfer.transport import listen
+from kv_transfer.transport import Limits, listen
 
 
 async def serve(setup: startup.Setup) -> None:
@@ -16,11 +16,16 @@ async def serve(setup: startup.Setup) -> None:
     engine = startup.build_engine(setup)
     transfers = LoopThread("transfers")
     worker = DecodeWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer)
-    address = listen_address(setup.transfer.transport, setup.worker, setup.incarnation)
+    address = listen_address(
+        setup.transfer.transport, setup.worker, setup.incarnation, setup.network.trusted_network
+    )
     advertised = setup.worker.advertise_host
-    listener = await transfers.run(listen(address, worker.receiver.serve, advertise_host=advertised))
+    limits = Limits(secret=setup.secret)
+    listener = await transfers.run(
+        listen(address, worker.receiver.serve, advertise_host=advertised, limits=limits)
+    )
     worker.address = listener.address
-    worker.service = Service(setup.worker, setup.incarnation, worker, engine)
+    worker.service = Service(setup.worker, setup.incarnation, worker, engine, setup.secret)
     engine.start(worker.on_step)
     try:
         await startup.serve_until_drained(worker.service, setup.worker)

@@ -20,6 +20,7 @@ from common.messages import (
     TokenLogprob,
     WorkerError,
 )
+from common.secret import Secret
 from common.sequence import Sequence, SequenceKey
 from kv_transfer.link import BlockSource, Link, SenderCounters
 from kv_transfer.outgoing import Outgoing, Phase
@@ -49,7 +50,9 @@ class Sender:
         layout: Layout,
         block_bytes: int,
         report: Callable[[Outcome], None],
+        secret: Secret | None = None,
     ) -> None:
+        self._secret = secret
         self.counters = SenderCounters()
         self._source = source
         self._config = config
@@ -137,7 +140,14 @@ class Sender:
         if link is None:
             hello = Hello(self._incarnation, target.incarnation, self._layout)
             link = Link(
-                target, hello, self._source, self._config, self._block_bytes, self.counters, owner=self
+                target,
+                hello,
+                self._source,
+                self._config,
+                self._block_bytes,
+                self.counters,
+                owner=self,
+                secret=self._secret,
             )
             self._links[target] = link
             link.start()

@@ -13,8 +13,10 @@ async def serve(setup: startup.Setup) -> None:
     tracer = tracer_of(setup.trace, setup.role, setup.name)
     engine = startup.build_engine(setup)
     transfers = LoopThread("transfers")
-    worker = PrefillWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer)
-    worker.service = Service(setup.worker, setup.incarnation, worker, engine)
+    worker = PrefillWorker(
+        engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer, setup.secret
+    )
+    worker.service = Service(setup.worker, setup.incarnation, worker, engine, setup.secret)
     engine.start(worker.on_step)
     try:
         await startup.serve_until_drained(worker.service, setup.worker)

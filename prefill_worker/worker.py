@@ -17,6 +17,7 @@ from common.engine import Engine
 from common.loop_thread import LoopThread
 from common.messages import Generate, Refusal, Status, Tokens
 from common.outputs import status_of, tokens_of, usage_of
+from common.secret import Secret
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.service import Service
 from common.timings import timings_of
@@ -33,6 +34,7 @@ class PrefillWorker:
         incarnation: str,
         name: str,
         tracer: Tracer | None = None,
+        secret: Secret | None = None,
     ) -> None:
         self._engine = engine
         self._transfers = transfers
@@ -42,7 +44,13 @@ class PrefillWorker:
         self._usage = usage_of(engine)
         self._loop = asyncio.get_running_loop()
         self._sender = Sender(
-            engine, config, incarnation, engine.layout, engine.cache.block_bytes, self._transfer_ended
+            engine,
+            config,
+            incarnation,
+            engine.layout,
+            engine.cache.block_bytes,
+            self._transfer_ended,
+            secret,
         )
         self._unoffered: dict[SequenceKey, Generate] = {}
         self.service: Service | None = None

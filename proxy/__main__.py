@@ -7,8 +7,9 @@ import sys
 import uvloop
 
 from common import logs, options
-from common.config import ConfigError, EngineConfig, ProxyConfig, TraceConfig
+from common.config import ConfigError, EngineConfig, NetworkConfig, ProxyConfig, TraceConfig
 from common.model_config import ModelError
+from common.secret import secret_of
 from common.tracing import tracer_of
 from proxy.served_model import ServedModel
 from proxy.server import check_certificate, listeners, serve
@@ -17,18 +18,19 @@ from proxy.server import check_certificate, listeners, serve
 def main() -> int:
     """Exit code 2: it cannot work as asked to, for a reason that is told on one line."""
     logs.setup()
-    config, engine, trace = options.parse(
-        (ProxyConfig, EngineConfig, TraceConfig), prog="proxy", role="proxy"
+    config, engine, trace, network = options.parse(
+        (ProxyConfig, EngineConfig, TraceConfig, NetworkConfig), prog="proxy", role="proxy"
     )
     try:
         config.all_keys()
         check_certificate(config)
+        secret = secret_of(network, config.control_host)
         tracer = tracer_of(trace, "proxy", f"proxy-{os.getpid()}")
         sockets = listeners(config)
         model = ServedModel.load(engine, config.tool_call_parser, config.reasoning_parser)
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look through it again and again
-        uvloop.run(serve(config, model, sockets, tracer))
+        uvloop.run(serve(config, model, sockets, tracer, secret))
     except (ConfigError, ModelError, OSError) as error:
         return options.refusal("proxy", ConfigError(str(error)))
     return 0

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from common.channel import WorkerChannel
 from common.config import ConfigError, ProxyConfig
+from common.secret import Secret
 from common.tracing import Tracer
 from proxy.admission import Admission
 from proxy.app import build_app
@@ -106,10 +107,14 @@ def build(
 
 
 async def serve(
-    config: ProxyConfig, model: ServedModel, sockets: list[socket.socket], tracer: Tracer | None = None
+    config: ProxyConfig,
+    model: ServedModel,
+    sockets: list[socket.socket],
+    tracer: Tracer | None = None,
+    secret: Secret | None = None,
 ) -> None:
     """Raises OSError when the control port is taken."""
-    channel = WorkerChannel(control_address(config))
+    channel = WorkerChannel(control_address(config), secret)
     try:
         frontend = build(config, model, channel, tracer)
         host, port = sockets[0].getsockname()[:2]
