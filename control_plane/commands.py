@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import cores, options
-from common.config import ConfigError, TraceConfig
+from common.config import ConfigError
 from control_plane import gpus
 from control_plane.child import Command
 from control_plane.deployment import Deployment, WorkerSet, control_address
@@ -35,7 +35,7 @@ def commands(deployment: Deployment, environment: Mapping[str, str]) -> list[Com
         )
         device = gpus.spread(group.engine.device, position, deployment.num_gpus)
         placed = replace(group, worker=worker, engine=replace(group.engine, device=device))
-        found.append(_worker(placed, deployment.trace, child_environment))
+        found.append(_worker(placed, (deployment.trace, deployment.network), child_environment))
     return found
 
 
@@ -53,17 +53,17 @@ def _shares(asked: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _proxies(deployment: Deployment, environment: dict[str, str]) -> list[Command]:
-    found = []
+    found, shared = [], (deployment.trace, deployment.network)
     for index, proxy in enumerate(deployment.proxies):
         name = "proxy" if len(deployment.proxies) == 1 else f"proxy-{index}"
-        argv = (*_python("proxy"), *options.to_argv(deployment.engine, proxy, deployment.trace))
+        argv = (*_python("proxy"), *options.to_argv(deployment.engine, proxy, *shared))
         found.append(Command(name, argv, environment | options.to_environment(proxy), stage=PROXY_STAGE))
     return found
 
 
-def _worker(group: WorkerSet, trace: TraceConfig, environment: dict[str, str]) -> Command:
+def _worker(group: WorkerSet, shared: tuple[object, ...], environment: dict[str, str]) -> Command:
     worker = group.worker
-    given = options.to_argv(worker, group.engine, group.transfer, trace)
+    given = options.to_argv(worker, group.engine, group.transfer, *shared)
     argv = (*_python(f"{group.role}_worker"), *given)
     threads = cores.thread_variables(len(worker.cores))
     return Command(worker.name, argv, environment | threads, worker.cores, WORKER_STAGE)
