@@ -132,7 +132,7 @@ def ratios(rows: list[Row]) -> dict[str, float]:
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| system | TTFT 128 / 512 / 2,048 | TPOT after these | 8 at once tok/s | 32 at once tok/s; ITL p99 |",
+        "| system | TTFT 128 / 512 / 2,048 | TPOT after these | 8 at once | 32 at once; ITL p99 |",
         "|---|---|---|---|---|",
     ]
     for row in rows:
