@@ -85,7 +85,7 @@ class EngineConfig:
 class TransferConfig:
     """How blocks travel between workers."""
 
-    transport: str = option("auto", "auto, zmq (TCP), ipc (Unix sockets), ucx or inproc")
+    transport: str = option("auto", "auto, zmq (TCP), ipc (shared memory), ucx or inproc")
     piece_bytes: int = option(1 << 20, "bytes sent as one message; runs of blocks are cut to it")
     credit_bytes: int = option(8 << 20, "bytes in flight per transfer at most")
     checksums: bool = option(True, "verify every payload with a 64-bit hash")
@@ -242,6 +242,18 @@ class TraceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """What proxies and workers do about others on their network."""
+
+    secret_file: str = option(
+        "", "written by baton keygen: encrypts what proxies and workers say, and keeps out who lacks it"
+    )
+    trusted_network: bool = option(
+        False, "UCX, which encrypts nothing, may be used beyond loopback addresses"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """What ``baton serve`` starts on this machine."""
 
@@ -258,4 +270,12 @@ class ServeConfig:
         require(self.start_timeout_s > 0, "start_timeout_s", "must be positive")
 
 
-ALL_CONFIGS = (EngineConfig, TransferConfig, WorkerConfig, ProxyConfig, TraceConfig, ServeConfig)
+ALL_CONFIGS = (
+    EngineConfig,
+    TransferConfig,
+    WorkerConfig,
+    ProxyConfig,
+    TraceConfig,
+    NetworkConfig,
+    ServeConfig,
+)

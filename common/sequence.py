@@ -48,6 +48,7 @@ class Sequence:
     deadline: float  # time.monotonic()
     priority: int = 0  # lower is served first
     cache_salt: str = ""
+    trace: str = ""  # W3C traceparent of the span that this is part of
     handoff: bool = False  # park after the first new token instead of going on
     state: State = State.WAITING
     arrival: int = 0  # rank among sequences of one priority, given by the scheduler
@@ -73,6 +74,7 @@ class Sequence:
             deadline=time.monotonic() + message.deadline_s,
             priority=message.priority,
             cache_salt=message.cache_salt,
+            trace=message.trace,
             handoff=handoff,
         )
 

@@ -17,17 +17,25 @@ from common.messages import Generate, Handover, Refusal, Status, Tokens, WorkerE
 from common.outputs import status_of, tokens_of, usage_of
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.service import Service
+from common.tracing import Tracer
 from kv_transfer.receiver import Receiver
 
 
 class DecodeWorker:
     def __init__(
-        self, engine: Engine, transfers: LoopThread, config: TransferConfig, incarnation: str, name: str
+        self,
+        engine: Engine,
+        transfers: LoopThread,
+        config: TransferConfig,
+        incarnation: str,
+        name: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self._engine = engine
         self._transfers = transfers
         self._incarnation = incarnation
         self._name = name
+        self._tracer = tracer
         self._usage = usage_of(engine)
         self._loop = asyncio.get_running_loop()
         self.receiver = Receiver(
@@ -78,8 +86,12 @@ class DecodeWorker:
         self._loop.call_soon_threadsafe(
             self._publish, [tokens_of(o) for o in outputs if o.token_ids or o.finish_reason]
         )
-        if any(output.finish_reason is not None for output in outputs):
+        ended = [output for output in outputs if output.finish_reason is not None]
+        if ended:
             self._transfers.call(self.receiver.admit_waiting)
+        if self._tracer is not None:
+            for output in ended:
+                self._tracer.note(output.sequence, self._name, output.finish_reason or "")
 
     # Transfer loop
 

@@ -1,5 +1,6 @@
 """Whom requests tell what became of them, once for each token and once at the end."""
 
+from common.tracing import Tracer
 from proxy.live import Live
 from proxy.metrics import Metrics
 from proxy.record import Record
@@ -9,8 +10,11 @@ from proxy.slowest import Slowest
 class Observer:
     """``slo_ttft_s`` and ``slo_itl_s`` are what a good request keeps to; 0: anything is good."""
 
-    def __init__(self, metrics: Metrics, live: Live, slo_ttft_s: float, slo_itl_s: float) -> None:
+    def __init__(
+        self, metrics: Metrics, live: Live, slo_ttft_s: float, slo_itl_s: float, tracer: Tracer | None = None
+    ) -> None:
         self.live = live
+        self.tracer = tracer
         self.slowest = Slowest()
         self._metrics = metrics
         self._slo_ttft_s = slo_ttft_s

@@ -159,6 +159,8 @@ class Reply(Response):
         headers = {"Content-Type": content_type} | headers
         if route := self._choices[0].request.route_text():
             headers[ROUTE] = route
+        if (span := self._choices[0].span) is not None:
+            headers["traceparent"] = span.traceparent
         ignored = [name for name in self._job.ignored if re.fullmatch(r"[\x21-\x7e]{1,64}", name)]
         if ignored:
             headers[IGNORED] = ", ".join(ignored[:20])
