@@ -3,13 +3,15 @@
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 USAGE = """\
 usage: baton COMMAND ...
 
   serve [MODEL]     start a proxy, prefill and decode workers on this machine
+  doctor            check whether this machine can serve well, and say what to do
+  top               what a running server does, in the terminal
   keygen FILE       a new secret for processes on several machines, see --secret-file
   complete TEXT     send a prompt to a running server and show the answer as it comes
   bench serve       put load on a running server: latencies, goodput, attainment of targets
@@ -18,8 +20,19 @@ usage: baton COMMAND ...
 
 baton COMMAND --help lists the options of a command; baton --version tells the version.
 """
-
-
+# Each is imported when chosen: `baton complete` need not wait for what `baton serve` loads.
+COMMANDS = {
+    "serve": "control_plane.serve",
+    "doctor": "control_plane.doctor.command",
+    "top": "control_plane.top.command",
+    "keygen": "control_plane.keygen",
+    "complete": "control_plane.complete",
+}
+BENCHES = {
+    "serve": "benchmarks.serve.command",
+    "report": "benchmarks.serve.report",
+    "transfer": "benchmarks.transfer",
+}
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells have it
 
 
@@ -33,22 +46,19 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Exit code 2: not understood."""
-    commands: dict[str, Callable[[Sequence[str]], int]] = {
-        "serve": _serve,
-        "complete": _complete,
-        "keygen": _keygen,
-        "bench": _bench,
-    }
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
         print(f"baton {_version()}")
         return 0
-    if argv[0] not in commands:
-        print(f"baton: error: no command {argv[0]!r}; there are {', '.join(commands)}", file=sys.stderr)
+    if argv[0] == "bench":
+        return _bench(argv[1:])
+    if argv[0] not in COMMANDS:
+        known = ", ".join((*COMMANDS, "bench"))
+        print(f"baton: error: no command {argv[0]!r}; there are {known}", file=sys.stderr)
         return 2
-    return commands[argv[0]](argv[1:])
+    return int(importlib.import_module(COMMANDS[argv[0]]).main(argv[1:]))
 
 
 def _version() -> str:
@@ -58,34 +68,12 @@ def _version() -> str:
         return "(not installed)"
 
 
-# Each command is imported when chosen: `baton complete` need not wait for what `baton serve` loads.
-
-
-def _serve(argv: Sequence[str]) -> int:
-    from control_plane import serve
-
-    return serve.main(argv)
-
-
-def _complete(argv: Sequence[str]) -> int:
-    from control_plane import complete
-
-    return complete.main(argv)
-
-
-def _keygen(argv: Sequence[str]) -> int:
-    from control_plane import keygen
-
-    return keygen.main(argv)
-
-
 def _bench(argv: Sequence[str]) -> int:
-    benches = {"serve": "serve.command", "report": "serve.report", "transfer": "transfer"}
-    if not argv or argv[0] not in benches:
-        print(f"baton bench: error: choose one of {', '.join(benches)}", file=sys.stderr)
+    if not argv or argv[0] not in BENCHES:
+        print(f"baton bench: error: choose one of {', '.join(BENCHES)}", file=sys.stderr)
         return 2
     try:
-        chosen = importlib.import_module(f"benchmarks.{benches[argv[0]]}")
+        chosen = importlib.import_module(BENCHES[argv[0]])
     except ModuleNotFoundError as error:
         print(f"baton bench {argv[0]}: error: {error}; pip install 'baton-serve[bench]'", file=sys.stderr)
         return 2

@@ -21,7 +21,7 @@ from benchmarks.serve.traces import TraceError, read
 from benchmarks.serve.workload import planned
 
 CONNECT_TIMEOUT_S = 5.0
-TABLE_WIDTH = 130  # a line that a narrow terminal wraps is read more easily than columns cut off
+TABLE_WIDTH = 140  # a line that a narrow terminal wraps is read more easily than columns cut off
 
 
 class BenchError(Exception):
