@@ -14,7 +14,7 @@ from common.pool import CacheEvents
 
 News = BlocksStored | BlocksRemoved
 
-MAX_HASHES = 16384  # in one message
+MAX_HASHES = 4096  # in one message, so that a proxy takes it in within a millisecond or two
 
 
 class Book(Protocol):
