@@ -55,7 +55,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(prompt_tokens: list[int], rounds: int, options: list[str]) -> list[Row]:
     first_core = sorted(os.sched_getaffinity(0))[0]
-    with serving(*options) as pair, serving(*options, "--colocated", f"--cores={first_core}") as colocated:
+    with (
+        serving("--disaggregate=always", *options) as pair,
+        serving(*options, "--colocated", f"--cores={first_core}") as colocated,
+    ):
         return [measure_length(pair, colocated, num_tokens, rounds) for num_tokens in prompt_tokens]
 
 
