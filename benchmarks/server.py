@@ -23,6 +23,7 @@ class Reply:
     total_s: float
     token_ids: list[int]
     timings: dict[str, float]  # the server's own split
+    arrivals_s: list[float]  # when each chunk with tokens came, from the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Server:
             "timings": True,
         }
         started = time.perf_counter()
-        ttft_s = 0.0
+        arrivals_s: list[float] = []
         token_ids: list[int] = []
         timings: dict[str, float] = {}
         with httpx.stream(
@@ -51,11 +52,12 @@ class Server:
             response.raise_for_status()
             for chunk in events(response):
                 choice = chunk["choices"][0] if chunk["choices"] else {}
-                if choice.get("token_ids") and not token_ids:
-                    ttft_s = time.perf_counter() - started
+                if choice.get("token_ids"):
+                    arrivals_s.append(time.perf_counter() - started)
                 token_ids += choice.get("token_ids") or []
                 timings |= choice.get("timings") or {}
-        return Reply(ttft_s, time.perf_counter() - started, token_ids, timings)
+        total_s = time.perf_counter() - started
+        return Reply(arrivals_s[0], total_s, token_ids, timings, arrivals_s)
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:

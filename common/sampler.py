@@ -10,7 +10,7 @@ Log-probabilities are those of the model, before all that.
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import torch
@@ -23,11 +23,27 @@ from common.sequence import Sequence
 
 GREEDY_BELOW = 1e-5  # temperatures that leave nothing to chance
 NUCLEUS_GUESS = 256  # candidates that usually hold the top-p mass; sorting all costs twenty times as much
+# (logits [V] float32, temperature, min_p, top_k, top_p, chance in [0, 1)) -> token
+Draw = Callable[[Tensor, float, float, int, float, float], int]
 NOT_FINITE = WorkerError("internal", "the model's output is not finite")
 
 
+def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float) -> int:
+    """The token at which the cumulative distribution passes ``chance``."""
+    weights = (row - row.max()).div_(temperature).exp_()  # the best token has weight 1
+    if min_p > 0:
+        weights[weights < min_p] = 0
+    if 0 < top_k < len(weights):
+        weights[weights < weights.topk(top_k).values[-1]] = 0
+    if top_p < 1:
+        weights[weights < _nucleus_bound(weights, top_p)] = 0
+    cumulative = weights.cumsum(0, dtype=torch.float64)
+    index = torch.searchsorted(cumulative, chance * cumulative[-1], right=True)
+    return int(index)
+
+
 def sample(
-    logits: Tensor, sequences: Iterable[Sequence], eos_token_ids: Collection[int]
+    logits: Tensor, sequences: Iterable[Sequence], eos_token_ids: Collection[int], draw: Draw = draw
 ) -> list[Sampled | WorkerError]:
     """One result per row of ``logits`` [S, V] float32, an error where the row is not finite or its grammar
     cannot go on. Does not change ``logits``."""
@@ -40,7 +56,7 @@ def sample(
         elif _takes_best(sequence):
             results.append(Sampled(token_id))
         else:
-            results.append(_sample_row(row, sequence, eos_token_ids))
+            results.append(_sample_row(row, sequence, eos_token_ids, draw))
     return results
 
 
@@ -69,7 +85,9 @@ def _has_penalties(sampling: Sampling) -> bool:
     return bool(sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty)
 
 
-def _sample_row(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> Sampled | WorkerError:
+def _sample_row(
+    row: Tensor, sequence: Sequence, eos_token_ids: Collection[int], draw: Draw
+) -> Sampled | WorkerError:
     sampling = sequence.sampling
     try:
         adjusted = _adjust(row, sequence, eos_token_ids)
@@ -80,7 +98,10 @@ def _sample_row(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int])
     if sampling.temperature < GREEDY_BELOW:
         token_id = int(_best(adjusted))
     else:
-        token_id = _draw(adjusted, sampling, uniform(sampling.seed, len(sequence.token_ids)))
+        chance = uniform(sampling.seed, len(sequence.token_ids))
+        token_id = draw(
+            adjusted, sampling.temperature, sampling.min_p, sampling.top_k, sampling.top_p, chance
+        )
     if sampling.num_logprobs is None:
         return Sampled(token_id)
     return Sampled(token_id, logprob_of(row, token_id, sampling.num_logprobs))
@@ -125,20 +146,6 @@ def _penalize(row: Tensor, sequence: Sequence) -> None:
         output = torch.tensor(sequence.token_ids[sequence.num_prompt_tokens :], dtype=torch.int64)
         counts = torch.bincount(output, minlength=len(row)).to(row.device)
         row -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-
-
-def _draw(row: Tensor, sampling: Sampling, chance: float) -> int:
-    """The token at which the cumulative distribution passes ``chance``, a number in [0, 1)."""
-    weights = (row - row.max()).div_(sampling.temperature).exp_()  # the best token has weight 1
-    if sampling.min_p > 0:
-        weights[weights < sampling.min_p] = 0
-    if 0 < sampling.top_k < len(weights):
-        weights[weights < weights.topk(sampling.top_k).values[-1]] = 0
-    if sampling.top_p < 1:
-        weights[weights < _nucleus_bound(weights, sampling.top_p)] = 0
-    cumulative = weights.cumsum(0, dtype=torch.float64)
-    index = torch.searchsorted(cumulative, chance * cumulative[-1], right=True)
-    return int(index)
 
 
 def _nucleus_bound(weights: Tensor, top_p: float) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from common import cores, gpu, logs, model_source, options, weights
+from common import cores, gpu, logs, model_source, options, sampler, weights
 from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
 from common.config import (
     ConfigError,
@@ -112,7 +112,8 @@ def build_engine(setup: Setup) -> Engine:
     info = ModelInfo(served, files.fingerprint, model_config.vocab_size, max_model_len)
     parked = max(1, int(cache.num_blocks * setup.transfer.max_parked_fraction))
     runner = recorded(model, cache, config, max_model_len)
-    engine = Engine(runner, cache, info, config, model_config.eos_token_ids, parked, grammars)
+    draw = native.draw if ops is native else sampler.draw
+    engine = Engine(runner, cache, info, config, model_config.eos_token_ids, parked, grammars, draw)
     logger.info(
         "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
         setup.name, served, computed_as, device, cache.num_blocks, config.block_size,

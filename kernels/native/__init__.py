@@ -22,6 +22,7 @@ __all__ = [
     "BuildError",
     "add_rms_norm",
     "available",
+    "draw",
     "embedding",
     "fuse",
     "instruction_set",
@@ -213,6 +214,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = gate_up.new_empty(num_rows, width)
     load().baton_silu_mul(gate_up.data_ptr(), out.data_ptr(), DTYPES[gate_up.dtype], num_rows, width)
     return out
+
+
+def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float) -> int:
+    """As ``kernels.specification.draw``, for the logits [V] float32 of one sequence."""
+    assert row.is_contiguous() and row.dtype == torch.float32
+    token_id: int = load().baton_draw(row.data_ptr(), len(row), temperature, min_p, top_k, top_p, chance)
+    return token_id
 
 
 def fuse(

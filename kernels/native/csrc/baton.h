@@ -96,6 +96,8 @@ struct kernels {
     void (*embed)(const void *table, int dtype, const int64_t *token_ids, int64_t num_rows, int64_t width,
                   const struct rows *out);
     void (*add)(const struct rows *x, const struct rows *y, int64_t num_rows, int64_t width, const struct rows *out);
+    int64_t (*draw)(const float *logits, int64_t vocabulary, float temperature, float min_p, int64_t top_k, double top_p,
+                    double chance);
     float (*probe_read)(const void *data, int64_t bytes);
     int64_t (*probe_floats)(int64_t rounds);
     int64_t (*probe_bf16)(int64_t rounds);

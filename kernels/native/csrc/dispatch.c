@@ -144,6 +144,12 @@ void baton_store_kv(void *k, int64_t k_stride, void *v, int64_t v_stride, int dt
     active->store_kv(&keys, &values, cache, cache_stride, cache_dtype, slots, num_rows, num_kv_heads, block_size, head_dim);
 }
 
+int64_t baton_draw(const float *logits, int64_t vocabulary, float temperature, float min_p, int64_t top_k, double top_p,
+                   double chance)
+{
+    return active->draw(logits, vocabulary, temperature, min_p, top_k, top_p, chance);
+}
+
 float baton_probe_read(const void *data, int64_t bytes)
 {
     return active->probe_read(data, bytes);

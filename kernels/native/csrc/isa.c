@@ -19,6 +19,8 @@
 
 #include "attention.c"
 
+#include "sampling.c"
+
 #include "probe.c"
 
 #define JOIN_(a, b) a##b
@@ -48,6 +50,7 @@ const struct kernels JOIN(kernels_, ISA_NAME) = {
     .store_kv = store_kv,
     .embed = embed,
     .add = add,
+    .draw = draw,
     .probe_read = probe_read,
     .probe_floats = probe_floats,
     .probe_bf16 = probe_bf16,
