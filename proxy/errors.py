@@ -67,9 +67,10 @@ def unsupported(param: str) -> ApiError:
 
 
 def context_length_exceeded(limit: int, num_prompt: int, num_output: int, what: str, param: str) -> ApiError:
+    # Clients that shorten their prompt and try again look for these words.
     text = (
-        f"{what} is {limit} tokens, but {num_prompt + num_output} were asked for: {num_prompt} in the prompt "
-        f"and {num_output} for the output. Shorten the prompt or ask for fewer tokens."
+        f"{num_prompt} tokens in the prompt and {num_output} for the output: {num_prompt + num_output} "
+        f"is longer than the model's context length here, {limit}, set by {what}"
     )
     return ApiError(400, text, param=param, code="context_length_exceeded")
 

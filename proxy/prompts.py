@@ -147,7 +147,7 @@ def _prompt(ids: list[int], text: str, wish: Wish, limits: Limits) -> Prompt:
 def _check_fit(num_prompt: int, wish: Wish, limits: Limits) -> int:
     """How many tokens are left for the output; raises ApiError where prompt or output do not fit."""
     num_output = wish.max_tokens or 1
-    limit, what = limits.max_model_len, "the model's context"
+    limit, what = limits.max_model_len, "the model or --max-model-len"
     if limits.max_total_tokens is not None and limits.max_total_tokens < limit:
         limit, what = limits.max_total_tokens, "the KV cache of the largest decode worker"
     if num_prompt + num_output > limit:
