@@ -19,7 +19,7 @@ help:
 	@echo 'make chaos           random faults under load (SECONDS=600 SEED=1), judged by an oracle'
 	@echo 'make venv            set up only: .venv with Baton and its tools, .venv/bin/baton'
 	@echo 'make lint            ruff and mypy --strict'
-	@echo 'make format          rewrite the code as lint wants it, and docs/configuration.md'
+	@echo 'make format          rewrite the code as lint wants it, docs/configuration.md and docs/metrics.md'
 	@echo 'make bench-transfer  measure the transports of this machine'
 	@echo 'make clean           remove what was set up'
 
@@ -68,6 +68,7 @@ format: venv
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m common.option_docs > docs/configuration.md
+	@$(BIN)/python -m proxy.metric_docs > docs/metrics.md
 
 bench-transfer: venv
 	@$(BIN)/baton bench transfer $(ARGS)
