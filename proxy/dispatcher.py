@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import math
-import random
 import time
 from collections.abc import AsyncGenerator
 
@@ -31,11 +30,11 @@ from common.messages import (
     WorkerError,
 )
 from proxy.attempt import OUT_OF_TIME, Attempt, AttemptFailed, Batch
-from proxy.cost import Prediction
+from proxy.chooser import Chooser, Routed
 from proxy.metrics import Metrics
 from proxy.registry import Registry
 from proxy.request import Request, RequestFailed, route_of
-from proxy.router import Choice, Need, Router, Targets
+from proxy.router import Choice, Need
 from proxy.worker import Worker
 
 # While messages wait, receive returns at once: others get their turn after this many of them. The more there
@@ -50,23 +49,19 @@ class Dispatcher:
         self,
         channel: WorkerChannel,
         registry: Registry,
-        router: Router,
+        chooser: Chooser,
         metrics: Metrics,
         incarnation: str,
         max_attempts: int,
         worker_wait_s: float,
-        refuses_misses: bool = False,
     ) -> None:
-        """``refuses_misses``: requests whose targets cannot be met, as far as anybody can tell, are
-        refused."""
         self.registry = registry
         self.incarnation = incarnation
         self._channel = channel
-        self._router = router
+        self._chooser = chooser
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._worker_wait_s = worker_wait_s
-        self._refuses_misses = refuses_misses
         self._attempts: dict[str, Attempt] = {}  # under way, by request id
         self._aborted_again = Recent()
         self._workers_changed = asyncio.Event()
@@ -107,10 +102,11 @@ class Dispatcher:
 
     async def _dispatch(self, request: Request) -> Attempt:
         while True:
-            choice, need = await self._choose(request)
-            if pause_s := request.pause_before(choice):
+            routed = await self._choose(request)
+            if pause_s := request.pause_before(routed.choice):
                 await asyncio.sleep(min(pause_s, request.deadline - asyncio.get_running_loop().time()))
-                choice, need = await self._choose(request)  # somebody better may have joined
+                routed = await self._choose(request)  # somebody better may have joined
+            choice = routed.choice
             prefill = self.registry.worker(choice.prefill) if choice.prefill else None
             decode = self.registry.worker(choice.decode)
             if decode is None or (choice.prefill and prefill is None):
@@ -123,7 +119,8 @@ class Dispatcher:
             except ConnectionError as error:
                 self._lose(first.peer, str(error))
                 continue
-            self._charge(request.id, prefill, decode, need)
+            self._charge(request.id, prefill, decode, routed.need)
+            request.prediction = routed.prediction
             return self._begin(request, prefill, decode, choice)
 
     def _charge(self, request_id: str, prefill: Worker | None, decode: Worker, need: Need) -> None:
@@ -153,24 +150,15 @@ class Dispatcher:
         self._metrics.attempts.labels(route.path).inc()
         return attempt
 
-    async def _choose(self, request: Request) -> tuple[Choice, Need]:
+    async def _choose(self, request: Request) -> Routed:
         """Waits where workers may come back soon: for a later attempt, and for a first one while they have
         not been away for long. Raises RequestFailed."""
         loop = asyncio.get_running_loop()
         missed_since = loop.time() if request.num_attempts else self._served_at
         patience = min(request.deadline, missed_since + self._worker_wait_s)
         while True:
-            snapshot, need = self.registry.snapshot(), self._need(request)
-            choice = self._router.choose(snapshot, need)
-            if choice is not None and request.has_overloaded(choice):
-                raise RequestFailed(WorkerError("overloaded", "all workers are at their limit"))
-            if choice is not None:
-                request.prediction = self._router.predict(snapshot, need, choice)
-                if logger.isEnabledFor(logging.DEBUG):
-                    logger.debug("request %s: %s", request.id, self._router.explain(snapshot, need, choice))
-                if self._refuses_misses and request.num_attempts == 0:
-                    self._refuse_miss(request.prediction, request.targets)
-                return choice, need
+            if (routed := self._chooser.choose(request)) is not None:
+                return routed
             left = patience - loop.time()
             none_is_large_enough = request.num_attempts == 0 and self.registry.serves
             if left <= 0 or none_is_large_enough:
@@ -179,29 +167,6 @@ class Dispatcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._workers_changed.wait()
-
-    def _refuse_miss(self, told: Prediction, targets: Targets) -> None:
-        """Raises RequestFailed."""
-        late_s = told.ttft_s - targets.ttft_s if targets.ttft_s else 0.0
-        slow_s = told.itl_s - targets.itl_s if targets.itl_s else 0.0
-        if not told.is_measured or (late_s <= 0 and slow_s <= 0):
-            return
-        what = "first token" if late_s > 0 else "time between tokens"
-        seconds, target = (told.ttft_s, targets.ttft_s) if late_s > 0 else (told.itl_s, targets.itl_s)
-        self._metrics.refused.labels("slo").inc()
-        text = f"the {what} would take {seconds:.3f} s, more than the target of {target:g} s"
-        raise RequestFailed(WorkerError("overloaded", text), max(1, math.ceil(late_s)))
-
-    def _need(self, request: Request) -> Need:
-        """With all that policies may want to know."""
-        naming = self.registry.block_naming()
-        overlap = request.overlap(self.registry.index, *naming) if naming else {}
-        return request.need._replace(
-            overlap=overlap,
-            session=request.session,
-            draws=(random.random(), random.random()),
-            targets=request.targets,
-        )
 
     def _no_workers(self, request: Request, now: float) -> WorkerError:
         if now >= request.deadline:

@@ -19,6 +19,7 @@ from common.secret import Secret
 from common.tracing import Tracer
 from proxy.admission import Admission
 from proxy.app import build_app
+from proxy.chooser import Chooser
 from proxy.dispatcher import Dispatcher
 from proxy.frontend import Frontend
 from proxy.live import Live
@@ -93,12 +94,11 @@ def build(
     dispatcher = Dispatcher(
         channel,
         registry,
-        router_of(config),
+        Chooser(registry, router_of(config), metrics, config.slo_admission == "refuse"),
         metrics,
         uuid.uuid4().hex,
         config.max_attempts,
         config.worker_wait_s,
-        refuses_misses=config.slo_admission == "refuse",
     )
     live = Live(registry, model.name, config.slo_ttft_s, config.slo_itl_s)
     observer = Observer(metrics, live, config.slo_ttft_s, config.slo_itl_s, tracer)

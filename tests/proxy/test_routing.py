@@ -54,7 +54,7 @@ async def test_a_short_prompt_stays_where_it_is_decoded(system: System) -> None:
 
 
 async def test_every_pair_is_explained_in_the_log(system: System, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "proxy.dispatcher")
+    caplog.set_level(logging.DEBUG, "proxy.chooser")
     decode = await system.worker("decode", speaks(TEXT), name="d", pace=PACE)
     await system.worker("prefill", hands_over(decode), name="p", pace=PACE)
     await complete(system)
