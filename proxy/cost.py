@@ -2,6 +2,8 @@
 
     TTFT      = queue of the one that prefills + its fixed share of a step + tokens that its cache lacks
     transfer  = blocks that the decode worker lacks, over the link between the two, and a step to join
+    computing = tokens that the cache lacks once more, ``RECOMPUTING`` times: they take time from prompts that
+                come later, and room from what these would find
     crowding  = a step for every sequence on the decode worker
     delay     = what the streams on a decode worker lose while it prefills this prompt itself
 
@@ -16,6 +18,7 @@ from typing import NamedTuple
 
 from proxy.fleet import Candidate, Fleet, Need
 
+RECOMPUTING = 2.0
 NUM_BEST = 4  # of each side are looked at as pairs
 LINK_BYTES_PER_S = 1e9  # of a link not measured yet, between workers that share all labels
 DISTANCE = 4.0  # how many times slower it is taken to be for every label that differs
@@ -68,7 +71,7 @@ def predict(prefill: Candidate | None, decode: Candidate, need: Need, fleet: Fle
         cost = prefill_cost(prefill, need, fleet) + decode_cost(decode, need) + transfer_s
         itl_s = step_s
     worker = prefill or decode
-    ttft_s = prefill_cost(worker, need, fleet)
+    ttft_s = time_to_first_token(worker, need, fleet)
     return Prediction(ttft_s, itl_s, transfer_s, cost, need.num_cached(worker), bool(fleet.tokens_per_s))
 
 
@@ -84,9 +87,14 @@ def compute_time(worker: Candidate, need: Need, fleet: Fleet) -> float:
     return (need.num_tokens - need.num_cached(worker)) / speed_of(worker, fleet)
 
 
-def prefill_cost(worker: Candidate, need: Need, fleet: Fleet) -> float:
-    """Seconds to the first token, on whichever worker computes it."""
+def time_to_first_token(worker: Candidate, need: Need, fleet: Fleet) -> float:
     num_tokens = worker.queued_tokens + need.num_tokens - need.num_cached(worker)
+    return worker.pace.step_s + num_tokens / speed_of(worker, fleet)
+
+
+def prefill_cost(worker: Candidate, need: Need, fleet: Fleet) -> float:
+    num_lacking = need.num_tokens - need.num_cached(worker)
+    num_tokens = worker.queued_tokens + (1 + RECOMPUTING) * num_lacking
     return worker.pace.step_s + num_tokens / speed_of(worker, fleet)
 
 

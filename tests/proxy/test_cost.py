@@ -24,7 +24,7 @@ def test_predicts_the_first_token_from_queue_speed_and_what_is_cached() -> None:
     assert told.ttft_s == pytest.approx(0.01 + (500 + 600) / 1000)
     assert told.itl_s == pytest.approx(0.01)
     assert told.transfer_s == pytest.approx(63e6 / cost.LINK_BYTES_PER_S + 0.01)
-    assert told.cost_s == pytest.approx(told.ttft_s + told.transfer_s + 3 * 0.01)
+    assert told.cost_s == pytest.approx(told.ttft_s + told.transfer_s + cost.RECOMPUTING * 0.6 + 3 * 0.01)
 
 
 def test_a_prompt_known_as_a_whole_still_has_its_last_token_computed() -> None:
@@ -33,7 +33,7 @@ def test_a_prompt_known_as_a_whole_still_has_its_last_token_computed() -> None:
 
 
 def test_a_longer_queue_is_worth_it_where_enough_is_cached() -> None:
-    fleet = snapshot([worker("cold"), worker("warm", queued_tokens=300)], [worker("d")])
+    fleet = snapshot([worker("cold"), worker("warm", queued_tokens=900)], [worker("d")])
     assert choose(fleet, NEED._replace(overlap={"warm": 20})).prefill == "warm"  # type: ignore[union-attr]
     assert choose(fleet, NEED._replace(overlap={"warm": 15})).prefill == "cold"  # type: ignore[union-attr]
 
@@ -42,7 +42,7 @@ def test_a_faster_worker_is_preferred_but_a_slow_measurement_does_not_rule_a_wor
     fast, slow = worker("fast"), worker("slow", pace=Pace(100.0, 0.01))
     fleet = snapshot([fast, slow], [worker("d")])
     assert choose(fleet, NEED).prefill == "fast"  # type: ignore[union-attr]
-    busy = snapshot([fast._replace(queued_tokens=3000), slow], [worker("d")])
+    busy = snapshot([fast._replace(queued_tokens=9000), slow], [worker("d")])
     assert choose(busy, NEED).prefill == "slow"  # type: ignore[union-attr]
 
 
