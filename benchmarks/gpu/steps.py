@@ -1,4 +1,4 @@
-"""Steps of any shape for tests of attention."""
+"""Steps of any shape, to test and time attention with."""
 
 from typing import NamedTuple
 

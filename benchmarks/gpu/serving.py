@@ -1,0 +1,141 @@
+"""The whole engine on a GPU: how fast it prefills, decodes, and hands over to another one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchmarks.gpu import timing
+from common.cache import Cache, make_layout
+from common.config import EngineConfig
+from common.engine import Engine, Reservation
+from common.graphs import RecordedModel, recorder
+from common.messages import ModelInfo, Sampling
+from common.model import Model
+from common.sequence import Sequence, SequenceKey
+from kv_transfer import memory
+
+BLOCK_SIZE = 16
+STEP_TOKENS = 2048
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    prompt_tokens: int
+    batches: tuple[int, ...]
+    context: int
+    steps: int
+
+
+def make_engine(model: Model, load: Load, is_recorded: bool, num_seqs: int) -> Engine:
+    config, sizes = model.config, (model.config.num_layers, model.config.num_kv_heads, model.config.head_dim)
+    dtype = str(model.dtype).removeprefix("torch.")
+    longest = max(load.prompt_tokens, load.context + most_tokens(load, num_seqs)) + BLOCK_SIZE
+    num_blocks = num_seqs * -(-longest // BLOCK_SIZE) + 1
+    cache = Cache(make_layout("random", dtype, *sizes, BLOCK_SIZE), num_blocks, model.device, staged=True)
+    options = EngineConfig(
+        block_size=BLOCK_SIZE,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=STEP_TOKENS,
+        enable_prefix_caching=False,
+    )
+    runner: Model | RecordedModel = model
+    if is_recorded:
+        with torch.inference_mode():
+            runner = RecordedModel(model, cache.layers, num_blocks, num_seqs, longest, recorder())
+    return Engine(runner, cache, ModelInfo("random", "random", config.vocab_size, longest), options, ())
+
+
+def add(engine: Engine, name: str, num_tokens: int, max_tokens: int, handoff: bool = False) -> Sequence:
+    vocab = engine.model.vocab_size
+    tokens = [(31 * position + len(name)) % vocab for position in range(num_tokens)]
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    sequence = Sequence(SequenceKey(name, 0), tokens, num_tokens, sampling, NEVER, handoff=handoff)
+    engine.add(sequence)
+    return sequence
+
+
+def drain(engine: Engine) -> None:
+    while engine.load().num_running + engine.load().num_waiting:
+        engine.step()
+
+
+def prefill_tokens_per_s(model: Model, load: Load) -> float:
+    engine = make_engine(model, load, False, 1)
+    for name in ("warm-up", "measured"):
+        add(engine, name, load.prompt_tokens, 1)
+        seconds = timing.elapsed(lambda: drain(engine), model.device)
+    return load.prompt_tokens / seconds
+
+
+def most_tokens(load: Load, batch: int) -> int:
+    """That a sequence may give: some while the prompts of others are still computed."""
+    return load.steps + 8 + 2 * batch * load.context // STEP_TOKENS
+
+
+def decode_s(model: Model, load: Load, batch: int, is_recorded: bool) -> float:
+    """Of one step, all of ``batch`` sequences in it."""
+    engine = make_engine(model, load, is_recorded, batch)
+    sequences = [add(engine, f"r{i}", load.context, most_tokens(load, batch)) for i in range(batch)]
+    while min(sequence.num_output_tokens for sequence in sequences) < 3:
+        engine.step()
+    seconds = timing.elapsed(lambda: [engine.step() for _ in range(load.steps)], model.device)
+    assert engine.load().num_running == batch, "a sequence has ended before its time was taken"
+    return seconds / load.steps
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    seconds: float
+    num_bytes: int
+    is_right: bool  # the tokens are those of one engine alone
+
+
+def hand_over(model: Model, load: Load) -> HandOver:
+    """Between two engines on this device, by way of main memory, as ZeroMQ would carry it."""
+    alone, source, target = (make_engine(model, load, False, 1) for _ in range(3))
+    whole = add(alone, "r", load.context, 6)
+    drain(alone)
+    for _ in range(2):  # the first time, memory is pinned
+        half = add(source, "r", load.context, 6, handoff=True)
+        drain(source)
+        reservation = target.reserve(load.context, tuple(half.block_hashes))
+        assert reservation is not None
+        seconds = timing.elapsed(partial(move, source, half, target, reservation), model.device)
+        rest = Sequence(half.key, half.token_ids, half.num_prompt_tokens, half.sampling, NEVER)
+        target.adopt(reservation, rest)
+        drain(target)
+    num_bytes = -(-load.context // BLOCK_SIZE) * source.cache.block_bytes
+    return HandOver(seconds, num_bytes, rest.token_ids == whole.token_ids)
+
+
+def move(source: Engine, sequence: Sequence, target: Engine, reservation: Reservation) -> None:
+    """All blocks of a prompt from one engine to the other."""
+    count = -(-sequence.num_prompt_tokens // BLOCK_SIZE)
+    views = target.landing_views(reservation, 0, count)
+    lent = source.lend(sequence, 0, count)
+    assert lent is not None
+    memory.copy(lent[0], views[0])
+    target.landed(reservation, 0, count, views)
+    source.take_back(sequence)
+    source.release(sequence.key)
+
+
+def lines(name: str, model: Model, load: Load, is_gpu: bool) -> Iterator[str]:
+    """Rows of a table: what, figure."""
+    rate = prefill_tokens_per_s(model, load)
+    yield f"| {name}: prefill of {load.prompt_tokens} tokens, tokens/s | {rate:,.0f} |"
+    for batch in load.batches:
+        launched = decode_s(model, load, batch, False)
+        yield f"| {name}: TPOT at batch {batch}, ms, launched one by one | {launched * 1e3:.2f} |"
+        if is_gpu:
+            recorded = decode_s(model, load, batch, True)
+            yield f"| {name}: TPOT at batch {batch}, ms, recorded | {recorded * 1e3:.2f} |"
+            yield f"| {name}: decode at batch {batch}, tokens/s | {batch / recorded:,.0f} |"
+    moved = hand_over(model, load)
+    rate = moved.num_bytes / moved.seconds / 1e9
+    yield f"| {name}: hand-over of {load.context} tokens, ms | {moved.seconds * 1e3:.1f} |"
+    yield f"| {name}: hand-over, GB/s | {rate:.2f} |"
+    assert moved.is_right, "after the hand-over come other tokens than without it"
