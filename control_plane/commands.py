@@ -25,6 +25,10 @@ def commands(deployment: Deployment, environment: Mapping[str, str]) -> list[Com
     shares = _shares([group.worker.cores for group, _ in workers])
     found = _proxies(deployment, child_environment)
     addresses = tuple(map(control_address, deployment.proxies))
+    devices = [
+        gpus.spread(group.engine.device, position, deployment.num_gpus)
+        for position, (group, _) in enumerate(workers)
+    ]
     for position, ((group, index), share) in enumerate(zip(workers, shares, strict=True)):
         worker = replace(
             group.worker,
@@ -33,8 +37,9 @@ def commands(deployment: Deployment, environment: Mapping[str, str]) -> list[Com
             proxies=addresses,
             metrics_port=group.worker.metrics_port and group.worker.metrics_port + position,
         )
-        device = gpus.spread(group.engine.device, position, deployment.num_gpus)
-        placed = replace(group, worker=worker, engine=replace(group.engine, device=device))
+        utilization = gpus.share(group.engine.gpu_memory_utilization, devices, devices[position])
+        engine = replace(group.engine, device=devices[position], gpu_memory_utilization=utilization)
+        placed = replace(group, worker=worker, engine=engine)
         found.append(_worker(placed, (deployment.trace, deployment.network), child_environment))
     return found
 

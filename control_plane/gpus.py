@@ -24,6 +24,12 @@ def count(environment: Mapping[str, str], list_gpus: Sequence[str] = _LIST) -> i
     return min(present, len(chosen))
 
 
+def share(utilization: float, devices: Sequence[str], device: str) -> float:
+    """What a worker on ``device`` may take of it when workers on all of ``devices`` start: they divide what
+    one alone would take."""
+    return utilization / devices.count(device) if device.startswith("cuda") else utilization
+
+
 def spread(device: str, index: int, num_gpus: int) -> str:
     """The device of worker ``index`` when ``device`` leaves open which GPU: they take turns."""
     if device not in ("auto", "cuda") or num_gpus == 0:

@@ -30,3 +30,19 @@ def test_workers_take_turns_on_the_gpus() -> None:
     assert devices(num_gpus=1) == ["cuda:0", "cuda:0"]
     assert devices(num_gpus=0) == []
     assert devices("--device=cpu", num_gpus=2) == ["cpu"] * 3  # the proxy is told too, and does not mind
+
+
+def test_workers_on_one_gpu_divide_its_memory() -> None:
+    def shares(*argv: str, num_gpus: int) -> list[str]:
+        name = "--gpu-memory-utilization="
+        commands = build_commands(deployment.read(argv, {}, num_gpus), {})
+        workers = [command for command in commands if "_worker" in " ".join(command.argv)]
+        return [
+            next((word.removeprefix(name) for word in command.argv if name in word), "")
+            for command in workers
+        ]
+
+    assert shares(num_gpus=1) == ["0.45", "0.45"]
+    assert shares(num_gpus=2) == ["", ""]  # the default
+    assert shares("--decode=2", "--gpu-memory-utilization=0.8", num_gpus=2) == ["0.4", "0.8", "0.4"]
+    assert shares(num_gpus=0) == ["", ""]
