@@ -69,9 +69,10 @@ def unsupported(param: str) -> ApiError:
 def context_length_exceeded(limit: int, num_prompt: int, num_output: int, what: str, param: str) -> ApiError:
     # Clients that shorten their prompt and try again look for these words.
     beginning = "the prompt is too long: " if num_prompt >= limit else ""
+    num_tokens = num_prompt + num_output
     text = (
-        f"{beginning}{num_prompt} tokens in the prompt and {num_output} for the output: {num_prompt + num_output}"
-        f" is longer than the model's context length here, {limit}, set by {what}"
+        f"{beginning}{num_prompt} tokens in the prompt and {num_output} for the output: {num_tokens} "
+        f"is longer than the model's context length here, {limit}, set by {what}"
     )
     return ApiError(400, text, param=param, code="context_length_exceeded")
 
