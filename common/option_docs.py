@@ -35,6 +35,7 @@ decode:
   workers: 1
   max-num-seqs: 128
 proxy:
+  workers: 1                      # processes that share the port; --proxy-workers
   port: 8000
 ```
 """

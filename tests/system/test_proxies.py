@@ -7,9 +7,10 @@ import re
 import signal
 
 import httpx
+import psutil
 import pytest
 
-from tests.system.server import START_TIMEOUT_S, serving
+from tests.system.server import START_TIMEOUT_S, Server, serving
 
 PROMPT = "The capital of France is"
 
@@ -60,3 +61,13 @@ async def test_one_of_two_proxies_dies_and_only_its_own_requests_with_it() -> No
             assert re.search(r'^baton_proxy_up\{proxy="0"\} 1', told, re.MULTILINE)
             assert len(re.findall(r"^baton_worker_up\{", told, re.MULTILINE)) == 2
         assert server.stop(signal.SIGTERM) == 0
+
+
+def test_without_being_told_to_nothing_listens_to_other_machines(system: Server) -> None:
+    num_ports = 0
+    for pid in system.pids().values():
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                num_ports += 1
+                assert connection.laddr.ip in ("127.0.0.1", "::1")
+    assert num_ports >= 2  # for clients and for workers
