@@ -31,6 +31,7 @@ def ready_text(
         f"ready after {seconds:.1f} s\n{processes}\n\n"
         f"  curl {http_url(plan)}/v1/completions{key} -H 'Content-Type: application/json' \\\n"
         """    -d '{"model": "default", "prompt": "The capital of France is", "max_tokens": 16}'\n\n"""
+        f"See what it does: {http_url(plan)}/ in a browser, or baton top\n"
         "Ctrl-C stops everything."
     )
 
