@@ -1,7 +1,7 @@
 """Spans of requests for OpenTelemetry, made when their times are known.
 
-Nothing here runs, and OpenTelemetry's SDK is not loaded, without ``--otlp-endpoint``: then ``tracer_of`` gives
-None. Which trace a span belongs to is told by ``traceparent`` (W3C Trace Context): by the client to the
+Nothing here runs, and OpenTelemetry's SDK is not loaded, without ``--otlp-endpoint``: then ``tracer_of``
+gives None. Which trace a span belongs to is told by ``traceparent`` (W3C Trace Context): by the client to the
 proxy, by the proxy to workers in ``Generate.trace``.
 """
 

@@ -82,20 +82,18 @@ class Live:
         self._recent: deque[Record] = deque(maxlen=NUM_RECENT)
         self._ttft, self._itl, self._e2e = Moving(), Moving(), Moving()
         self._good, self._errors = Moving(), Moving()
-        self._prompt_tokens, self._output_tokens = Moving(), Moving()
+        self._ended = Moving()
         self.num_in_flight = 0
 
     def note_first_token(self, ttft_s: float, num_tokens: int, now: float) -> None:
-        self._ttft.add(ttft_s, now)
-        self._output_tokens.add(num_tokens, now)
+        self._ttft.add(ttft_s, now, num_tokens)
 
     def note_tokens(self, gap_s: float, num_tokens: int, now: float) -> None:
-        self._itl.add(gap_s, now)
-        self._output_tokens.add(num_tokens, now)
+        self._itl.add(gap_s, now, num_tokens)
 
     def note_end(self, record: Record, now: float) -> None:
         self._recent.appendleft(record)
-        self._prompt_tokens.add(record.num_prompt_tokens, now)
+        self._ended.add(record.total_s, now, record.num_prompt_tokens)
         if record.outcome == "error":
             self._errors.add(1.0, now)
         elif record.outcome != "abort":
@@ -150,11 +148,11 @@ class Live:
             p50, p99 = moving.percentiles(now, span_s, (0.5, 0.99))
             window |= {f"{name}_p50_s": p50, f"{name}_p99_s": p99}
         return window | {
-            "requests_per_s": self._prompt_tokens.rate(now, span_s),
+            "requests_per_s": self._ended.rate(now, span_s),
             "good_per_s": self._good.rate(now, span_s),
             "errors_per_s": self._errors.rate(now, span_s),
-            "output_tokens_per_s": self._output_tokens.total_rate(now, span_s),
-            "prompt_tokens_per_s": self._prompt_tokens.total_rate(now, span_s),
+            "output_tokens_per_s": self._ttft.amount_rate(now, span_s) + self._itl.amount_rate(now, span_s),
+            "prompt_tokens_per_s": self._ended.amount_rate(now, span_s),
         }
 
 

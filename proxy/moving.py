@@ -15,31 +15,32 @@ _SMALLEST = 1e-9
 @dataclass(slots=True)
 class _Slot:
     second: int
-    total: float = 0.0
+    amount: float = 0.0
     counts: Counter[int] = field(default_factory=Counter)  # by the rounded logarithm of the value
 
 
 class Moving:
-    """Values as they come, each with its time (seconds of any clock that does not go back)."""
+    """Values as they come, each with its time (seconds of any clock that does not go back) and, where that is
+    of interest, an amount that came with it."""
 
     def __init__(self) -> None:
         self._slots: deque[_Slot] = deque(maxlen=LONGEST_S + 1)
 
-    def add(self, value: float, now: float) -> None:
+    def add(self, value: float, now: float, amount: float = 1.0) -> None:
         second = int(now)
         if not self._slots or self._slots[-1].second != second:
             self._slots.append(_Slot(second))
         slot = self._slots[-1]
-        slot.total += value
+        slot.amount += amount
         slot.counts[round(math.log(max(value, _SMALLEST)) / _LOG_GROWTH)] += 1
 
     def rate(self, now: float, span_s: int) -> float:
         """Values a second."""
         return sum(slot.counts.total() for slot in self._within(now, span_s)) / _length_s(now, span_s)
 
-    def total_rate(self, now: float, span_s: int) -> float:
-        """The sum of the values that came in a second."""
-        return sum(slot.total for slot in self._within(now, span_s)) / _length_s(now, span_s)
+    def amount_rate(self, now: float, span_s: int) -> float:
+        """What came with them a second."""
+        return sum(slot.amount for slot in self._within(now, span_s)) / _length_s(now, span_s)
 
     def percentiles(self, now: float, span_s: int, ranks: Sequence[float]) -> list[float | None]:
         """One value for each rank in (0, 1]; None where nothing came in the last ``span_s`` seconds."""

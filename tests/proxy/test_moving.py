@@ -25,9 +25,9 @@ def test_what_is_long_ago_counts_no_more() -> None:
 def test_rates_are_by_second() -> None:
     moving = Moving()
     for index in range(40):
-        moving.add(2.0, 100.0 + index / 4)
+        moving.add(0.1, 100.0 + index / 4, amount=2.0)
     assert moving.rate(109.99, 10) == pytest.approx(4, rel=0.01)
-    assert moving.total_rate(109.99, 10) == pytest.approx(8, rel=0.01)
+    assert moving.amount_rate(109.99, 10) == pytest.approx(8, rel=0.01)
 
 
 def test_zero_is_a_value_too() -> None:
