@@ -2,7 +2,7 @@
 
     TTFT      = queue of the one that prefills + its fixed share of a step + tokens that its cache lacks
     transfer  = blocks that the decode worker lacks, over the link between the two, and a step to join
-    computing = tokens that the cache lacks once more, ``RECOMPUTING`` times: they take time from prompts that
+    computing = tokens that the cache lacks, times ``RECOMPUTING``, once more: they take time from prompts that
                 come later, and room from what these would find
     crowding  = a step for every sequence on the decode worker
     delay     = what the streams on a decode worker lose while it prefills this prompt itself
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from proxy.fleet import Candidate, Fleet, Need
 
-RECOMPUTING = 2.0
+RECOMPUTING = 1.0
 NUM_BEST = 4  # of each side are looked at as pairs
 LINK_BYTES_PER_S = 1e9  # of a link not measured yet, between workers that share all labels
 DISTANCE = 4.0  # how many times slower it is taken to be for every label that differs

@@ -33,7 +33,7 @@ def test_a_prompt_known_as_a_whole_still_has_its_last_token_computed() -> None:
 
 
 def test_a_longer_queue_is_worth_it_where_enough_is_cached() -> None:
-    fleet = snapshot([worker("cold"), worker("warm", queued_tokens=900)], [worker("d")])
+    fleet = snapshot([worker("cold"), worker("warm", queued_tokens=600)], [worker("d")])
     assert choose(fleet, NEED._replace(overlap={"warm": 20})).prefill == "warm"  # type: ignore[union-attr]
     assert choose(fleet, NEED._replace(overlap={"warm": 15})).prefill == "cold"  # type: ignore[union-attr]
 
