@@ -2,8 +2,8 @@
 
     TTFT      = queue of the one that prefills + its fixed share of a step + tokens that its cache lacks
     transfer  = blocks that the decode worker lacks, over the link between the two, and a step to join
-    computing = tokens that the cache lacks, times ``RECOMPUTING``, once more: they take time from prompts that
-                come later, and room from what these would find
+    computing = tokens that its cache lacks once more, times ``RECOMPUTING``: they take time from prompts
+                that come later, and room from what these would find
     crowding  = a step for every sequence on the decode worker
     delay     = what the streams on a decode worker lose while it prefills this prompt itself
 
