@@ -2,7 +2,8 @@
 
 One tensor [N, L, 2, G, B, D]: N blocks, L layers, keys and values, G key/value heads, B positions, D head
 dim. A block's bytes for all layers are contiguous, so a block, or a run of neighbouring ones, travels
-without being gathered. Kernels see one layer at a time as a view [N, 2, G, B, D].
+without being gathered. Kernels see one layer at a time as a view [N, 2, G, B, D]. In a cache of whole numbers
+the bytes of a position's scale follow its D numbers.
 """
 
 import math
@@ -19,7 +20,9 @@ from torch import Tensor
 from common.config import ConfigError, EngineConfig
 from common.messages import PROTOCOL_VERSION, Layout
 
+SCALE_BYTES = 4  # behind the numbers of one position of one head, where they are whole numbers
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CACHE_DTYPES = DTYPES | {"int8": torch.int8}
 AUTOMATIC_BYTES = 1 << 30  # at most, in main memory: it is shared with other workers and other programs
 AUTOMATIC_SHARE = 0.2  # of the main memory at hand
 PAGES_AT_ONCE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)  # Linux has it
@@ -36,7 +39,7 @@ def make_layout(
     weights: str = "",
 ) -> Layout:
     """What two workers have to agree on. ``dtype`` is that of the cache, resolved: not "auto"."""
-    assert dtype in DTYPES, dtype
+    assert dtype in CACHE_DTYPES, dtype
     return Layout(
         PROTOCOL_VERSION,
         model_fingerprint,
@@ -51,7 +54,12 @@ def make_layout(
 
 def block_bytes_of(layout: Layout) -> int:
     positions = layout.num_layers * 2 * layout.num_kv_heads * layout.block_size
-    return positions * layout.head_dim * DTYPES[layout.dtype].itemsize
+    return positions * row_width(layout) * CACHE_DTYPES[layout.dtype].itemsize
+
+
+def row_width(layout: Layout) -> int:
+    """Elements that one position of one head takes."""
+    return layout.head_dim + (SCALE_BYTES if layout.dtype == "int8" else 0)
 
 
 def choose_num_blocks(
@@ -103,8 +111,8 @@ class Cache:
         self.device = device
         self.block_bytes = block_bytes_of(layout)
         num_heads, block_size = layout.num_kv_heads, layout.block_size
-        shape = (num_blocks, layout.num_layers, 2, num_heads, block_size, layout.head_dim)
-        dtype = DTYPES[layout.dtype]
+        shape = (num_blocks, layout.num_layers, 2, num_heads, block_size, row_width(layout))
+        dtype = CACHE_DTYPES[layout.dtype]
         self._bytes: memoryview | None = None
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if device.type == "cpu" and not staged:

@@ -50,7 +50,9 @@ class EngineConfig:
         "weights as whole numbers, a scale for every 32; auto: on a CPU without --dtype, 4 bits where a GGUF"
         " file has 4, 8 otherwise",
     )
-    kv_cache_dtype: Dtype = option("auto", "type of the KV cache; auto: the same as --dtype")
+    kv_cache_dtype: KvCacheDtype = option(
+        "auto", "type of the KV cache; auto: the same as --dtype; int8: on CPUs, a scale per token and head"
+    )
     block_size: int = option(16, "token positions per KV block")
     gpu_memory_utilization: float = option(
         0.9, "share of a GPU's memory that the worker may take, weights and KV cache together"

@@ -106,7 +106,7 @@ class Ops(Protocol):
     def store_kv(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
         """Write ``k``, ``v`` [T, G, D] into one layer's ``cache`` [N, 2, G, B, D] (keys, then values; the
         block dimension may be strided) at ``slots`` [T], in the cache's type. Rows of ``k`` and ``v`` may be
-        slices of wider ones."""
+        slices of wider ones. A cache of int8 has D + 4 in place of D: numbers, and a scale for each row."""
         ...
 
     def paged_attention(

@@ -59,8 +59,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def store_kv(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
     blocks, offsets = slots // cache.shape[3], slots % cache.shape[3]
-    cache[blocks, 0, :, offsets] = k.to(cache.dtype)
-    cache[blocks, 1, :, offsets] = v.to(cache.dtype)
+    cache[blocks, 0, :, offsets] = as_cached(k, cache.dtype)
+    cache[blocks, 1, :, offsets] = as_cached(v, cache.dtype)
+
+
+def as_cached(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` [..., D] as a cache of ``dtype`` holds it: int8 is [..., D + 4], the largest magnitude 127, and
+    the bytes of the float32 scale behind the numbers."""
+    if dtype != torch.int8:
+        return x.to(dtype)
+    most = x.float().abs().amax(-1, keepdim=True)
+    inverse = torch.where(most > 0, torch.full_like(most, 127) / most, 0)
+    return torch.cat([(x * inverse).round().to(torch.int8), (most / 127).view(torch.int8)], dim=-1)
+
+
+def from_cached(kv: Tensor, dtype: torch.dtype) -> Tensor:
+    if kv.dtype != torch.int8:
+        return kv.to(dtype)
+    return (kv[..., :-4] * kv[..., -4:].contiguous().view(torch.float32)).to(dtype)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -111,7 +127,7 @@ def attend(q: Tensor, cache: Tensor, tables: Tensor, lens: list[int], scale: flo
     num_sequences, num_queries = len(lens), q.shape[0] // len(lens)
     seen_from = max(0, min(lens) - num_queries + 1 - window) if window else 0
     start, end = seen_from - seen_from % cache.shape[3], max(lens)
-    kv = gather(cache, tables, start, end).to(q.dtype)  # [S, 2, G, keys, D]
+    kv = from_cached(gather(cache, tables, start, end), q.dtype)  # [S, 2, G, keys, D]
     keys = torch.arange(start, end, device=q.device)
     context_lens = torch.tensor(lens, device=q.device)[:, None]
     for sequence, context_len in enumerate(lens):

@@ -177,7 +177,7 @@ def store_kv(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
         k.shape[0],
         cache.shape[2],
         cache.shape[3],
-        cache.shape[4],
+        k.shape[2],
     )
 
 
@@ -198,7 +198,7 @@ def paged_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: floa
         tables.shape[0],
         q.shape[1],
         cache.shape[2],
-        cache.shape[4],
+        q.shape[2],
         cache.shape[3],
         window,
         DTYPES[cache.dtype],

@@ -11,7 +11,7 @@ import torch
 from kernels.native import build
 from kernels.quantization import BlockFormat, Quantization
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum dtype
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # enum dtype
 BLOCKS: dict[BlockFormat, int] = {"Q8_0": 16, "Q4_0": 17, "Q4_1": 18}  # enum block_format
 KINDS: dict[torch.dtype | Quantization, int] = {  # enum kind
     torch.float32: 0,

@@ -12,7 +12,7 @@ from torch import Tensor
 from common import weights
 from common.batch import build
 from common.cache import Cache, make_layout
-from common.config import Quantization
+from common.config import KvCacheDtype, Quantization
 from common.model import Model
 from common.model_config import ModelConfig
 from common.model_source import ModelFiles
@@ -30,13 +30,19 @@ BLOCK_SIZE = 16
 NUM_TOKENS = 75
 NUM_BLOCKS = 5  # of a sequence of that length
 COMPANY = 31
-CASES: list[tuple[torch.dtype, Quantization]] = [
-    (torch.float32, "none"),
-    (torch.bfloat16, "none"),
-    (torch.float32, "int8"),
-    (torch.bfloat16, "int8"),
-    (torch.bfloat16, "int4"),
+CASES: list[tuple[torch.dtype, Quantization, KvCacheDtype]] = [
+    (torch.float32, "none", "float32"),
+    (torch.bfloat16, "none", "bfloat16"),
+    (torch.float32, "int8", "float32"),
+    (torch.bfloat16, "int8", "int8"),
+    (torch.bfloat16, "int4", "bfloat16"),
+    (torch.float32, "none", "int8"),
 ]
+
+
+class Variant(NamedTuple):
+    model: Model
+    kv_cache_dtype: str
 
 
 class Worker(NamedTuple):
@@ -53,25 +59,33 @@ class Worker(NamedTuple):
             return self.model.logits(hidden)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{str(case[0])[6:]}-{case[1]}")
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    dtype, quantization = request.param
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{str(case[0])[6:]}-{case[1]}-{case[2]}")
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Variant:
+    dtype, quantization, kv_cache_dtype = request.param
     directory = tiny_models.write(tmp_path_factory.mktemp("model"), "qwen3", max_position_embeddings=128)
     files = ModelFiles("tiny", directory, (directory / "model.safetensors",), "")
     config = ModelConfig.load(files.directory)
-    return Model(config, weights.load(files, config, dtype, CPU), native, dtype, CPU, quantization)
+    loaded = weights.load(files, config, dtype, CPU)
+    return Variant(Model(config, loaded, native, dtype, CPU, quantization), kv_cache_dtype)
 
 
-def worker(model: Model, num_blocks: int = (COMPANY + 2) * NUM_BLOCKS) -> Worker:
-    config, name = model.config, str(model.dtype).removeprefix("torch.")
-    layout = make_layout("tiny", name, config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
-    return Worker(model, Cache(layout, num_blocks, CPU))
+def worker(model: Variant, num_blocks: int = (COMPANY + 2) * NUM_BLOCKS) -> Worker:
+    shape = model.model.config
+    layout = make_layout(
+        "tiny",
+        model.kv_cache_dtype,
+        shape.num_layers,
+        shape.num_kv_heads,
+        shape.head_dim,
+        BLOCK_SIZE,
+    )
+    return Worker(model.model, Cache(layout, num_blocks, CPU))
 
 
-def sequence(model: Model, place: int, seed: int = 0) -> Sequence:
+def sequence(model: Variant, place: int, seed: int = 0) -> Sequence:
     """The sequence that is watched has seed 0; ``place``: which blocks it has."""
     generator = torch.Generator().manual_seed(seed)
-    token_ids = torch.randint(0, model.config.vocab_size, (NUM_TOKENS,), generator=generator).tolist()
+    token_ids = torch.randint(0, model.model.config.vocab_size, (NUM_TOKENS,), generator=generator).tolist()
     made = make_sequence(f"s{seed}", token_ids)
     made.block_ids = list(range(place * NUM_BLOCKS, (place + 1) * NUM_BLOCKS))
     return made
@@ -82,7 +96,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.fixture(scope="module")
-def alone(model: Model) -> Tensor:
+def alone(model: Variant) -> Tensor:
     """[NUM_TOKENS, vocabulary], the whole sequence in one step."""
     logits = worker(model).compute([Work(sequence(model, 3), 0, NUM_TOKENS, True)])
     assert logits.dtype == torch.float32 and logits.isfinite().all()
@@ -91,7 +105,7 @@ def alone(model: Model) -> Tensor:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 50])
-def test_in_chunks(model: Model, alone: Tensor, chunk: int) -> None:
+def test_in_chunks(model: Variant, alone: Tensor, chunk: int) -> None:
     here, watched = worker(model), sequence(model, 0)
     for start in range(0, NUM_TOKENS, chunk):
         count = min(chunk, NUM_TOKENS - start)
@@ -99,7 +113,7 @@ def test_in_chunks(model: Model, alone: Tensor, chunk: int) -> None:
         assert same_bits(logits, alone[start : start + count])
 
 
-def test_in_a_batch_of_32_that_prefills_and_then_decodes(model: Model, alone: Tensor) -> None:
+def test_in_a_batch_of_32_that_prefills_and_then_decodes(model: Variant, alone: Tensor) -> None:
     here, watched = worker(model), sequence(model, 20)
     others = [sequence(model, place, seed=place + 1) for place in range(COMPANY + 1) if place != 20]
     before, after = others[:15], others[15:]
@@ -115,7 +129,9 @@ def test_in_a_batch_of_32_that_prefills_and_then_decodes(model: Model, alone: Te
 
 
 @pytest.mark.parametrize("num_cached", [16, 48])
-def test_from_blocks_that_another_sequence_has_computed(model: Model, alone: Tensor, num_cached: int) -> None:
+def test_from_blocks_that_another_sequence_has_computed(
+    model: Variant, alone: Tensor, num_cached: int
+) -> None:
     here, earlier, watched = worker(model), sequence(model, 2), sequence(model, 7)
     earlier.token_ids[num_cached:] = earlier.token_ids[num_cached:][::-1]
     here.compute([Work(earlier, 0, NUM_TOKENS, True)])
@@ -124,7 +140,7 @@ def test_from_blocks_that_another_sequence_has_computed(model: Model, alone: Ten
     assert same_bits(logits, alone[num_cached:])
 
 
-def test_handed_over_to_another_worker(model: Model, alone: Tensor) -> None:
+def test_handed_over_to_another_worker(model: Variant, alone: Tensor) -> None:
     """Prefilled in chunks on one, the blocks' bytes copied, decoded on the other in company."""
     prefill, decode, prompt_len = worker(model), worker(model), NUM_TOKENS - 4
     sent, landed, other = sequence(model, 1), sequence(model, 6), sequence(model, 9, seed=5)

@@ -40,6 +40,16 @@ INLINE __m512i load_dims(const uint16_t *p, long d, long head_dim)
     return rest >= 32 ? _mm512_loadu_si512(p + d) : _mm512_maskz_loadu_epi16(rest > 0 ? (1u << rest) - 1 : 0, p + d);
 }
 
+/* The same of a key or value in the cache, with its scale. */
+INLINE __m512i load_cached_dims(const void *row, long d, long head_dim, enum dtype dtype)
+{
+    if (dtype == BF16)
+        return load_dims(row, d, head_dim);
+    vf zero = vset(0), low = vload_cached(row, d, head_dim, I8);
+    vf high = d + W < head_dim ? vload_cached(row, d + W, head_dim, I8) : zero;
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
 /* 32 dimensions of a query in bf16, as they lie in a register. */
 INLINE vf query_dims(const struct attention *a, const void *q, long d)
 {
@@ -78,29 +88,41 @@ static void load_rows16(const struct job_of_head *job, const struct head_tiles *
     tile->last_position = position_of(job, first + count - 1);
 }
 
-static void fetch_keys(const struct job_of_head *job, const struct head_tiles *h, const struct chunk *chunk)
+INLINE void fetch_keys(const struct job_of_head *job, const struct head_tiles *h, const struct chunk *chunk,
+                       enum dtype dtype)
 {
     for (int p = 0; p < chunk->count; p++)
         for (long d = 0; d < h->dims; d += 32)
-            _mm512_storeu_si512(h->keys + p * h->dims + d, load_dims(chunk->keys[p], d, job->a->head_dim));
+            _mm512_storeu_si512(h->keys + p * h->dims + d, load_cached_dims(chunk->keys[p], d, job->a->head_dim, dtype));
 }
 
 /* Values of two positions side by side, dimension by dimension; zeros where there is no position. Within each 32
  * dimensions they come in the order that the processor's unpacking gives: 0-3, 8-11, 16-19, 24-27, then the others. */
-static void fetch_values(const struct job_of_head *job, const struct head_tiles *h, const struct chunk *chunk)
+INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles *h, const struct chunk *chunk,
+                         enum dtype dtype)
 {
     const struct attention *a = job->a;
     for (int p = 0; p < CHUNK; p += 2) {
-        const uint16_t *even = p < chunk->count ? (const uint16_t *)chunk->keys[p] + keys_to_values(a) : NULL;
-        const uint16_t *odd = p + 1 < chunk->count ? (const uint16_t *)chunk->keys[p + 1] + keys_to_values(a) : NULL;
+        const void *even = p < chunk->count ? at(chunk->keys[p], keys_to_values(a), dtype) : NULL;
+        const void *odd = p + 1 < chunk->count ? at(chunk->keys[p + 1], keys_to_values(a), dtype) : NULL;
         for (long d = 0; d < h->dims; d += 32) {
-            __m512i x = even ? load_dims(even, d, a->head_dim) : _mm512_setzero_si512();
-            __m512i y = odd ? load_dims(odd, d, a->head_dim) : _mm512_setzero_si512();
+            __m512i x = even ? load_cached_dims(even, d, a->head_dim, dtype) : _mm512_setzero_si512();
+            __m512i y = odd ? load_cached_dims(odd, d, a->head_dim, dtype) : _mm512_setzero_si512();
             uint16_t *to = h->values + (p / 2 * h->dims + d) * 2;
             _mm512_store_si512(to, _mm512_unpacklo_epi16(x, y));
             _mm512_store_si512(to + 32, _mm512_unpackhi_epi16(x, y));
         }
     }
+}
+
+INLINE struct chunk fetch_chunk_rows16(const struct job_of_head *job, const struct head_tiles *h, int64_t start,
+                                       int64_t last, enum dtype dtype)
+{
+    struct chunk chunk = locate(job, start, last, dtype);
+    if (!h->in_place)
+        fetch_keys(job, h, &chunk, dtype);
+    fetch_values(job, h, &chunk, dtype);
+    return chunk;
 }
 
 /* scores[CHUNK][16 rows], as far as there are positions, in whole tiles; of tiles of keys beyond them the first is read. */
@@ -246,7 +268,7 @@ static void lay_out_head(struct head_tiles *h, const struct attention *a, int64_
 {
     h->num_tiles = (int)((num_rows + 15) / 16);
     h->dims = (long)round_up(a->head_dim, 32);
-    h->in_place = a->block_size % 16 == 0 && a->head_dim == h->dims;
+    h->in_place = a->cache_dtype == BF16 && a->block_size % 16 == 0 && a->head_dim == h->dims;
     size_t dims = (size_t)h->dims, chunk = dims * CHUNK * 2, tile = dims * 16 * (2 + 4);
     char *memory = scratch(SCRATCH_TILE, 2 * chunk + CHUNK * 16 * (4 + 2) + (size_t)h->num_tiles * tile);
     h->keys = (uint16_t *)memory;
@@ -270,10 +292,8 @@ static void attend_tiles(const struct job_of_head *job)
     int64_t last = h.tiles[h.num_tiles - 1].last_position;
     int64_t start = lowest_position(job, h.tiles[0].first_position) / CHUNK * CHUNK;
     for (; start <= last; start += CHUNK) {
-        struct chunk chunk = locate(job, start, last, BF16);
-        if (!h.in_place)
-            fetch_keys(job, &h, &chunk);
-        fetch_values(job, &h, &chunk);
+        struct chunk chunk = job->a->cache_dtype == I8 ? fetch_chunk_rows16(job, &h, start, last, I8)
+                                                       : fetch_chunk_rows16(job, &h, start, last, BF16);
         for (int i = 0; i < h.num_tiles; i++)
             if (start <= h.tiles[i].last_position)
                 attend_rows16(job, &h, &h.tiles[i], &chunk);

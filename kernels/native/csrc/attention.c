@@ -52,9 +52,10 @@ INLINE struct chunk locate(const struct job_of_head *job, int64_t start, int64_t
     struct chunk chunk = {.start = start, .count = (int)min_int(CHUNK, last + 1 - start)};
     int64_t index = start / a->block_size, offset = start % a->block_size;
     for (int p = 0; p < chunk.count; index++, offset = 0) {
-        int64_t in_block = ((int64_t)job->kv_head * a->block_size + offset) * a->head_dim;
+        int64_t width = row_width(a->head_dim, dtype);
+        int64_t in_block = ((int64_t)job->kv_head * a->block_size + offset) * width;
         const void *key = at(a->cache, (size_t)(job->table[index] * a->cache_stride + in_block), dtype);
-        for (; offset < a->block_size && p < chunk.count; offset++, p++, key = at(key, (size_t)a->head_dim, dtype))
+        for (; offset < a->block_size && p < chunk.count; offset++, p++, key = at(key, (size_t)width, dtype))
             chunk.keys[p] = key;
     }
     return chunk;
@@ -62,7 +63,7 @@ INLINE struct chunk locate(const struct job_of_head *job, int64_t start, int64_t
 
 INLINE size_t keys_to_values(const struct attention *a)
 {
-    return (size_t)a->num_kv_heads * a->block_size * a->head_dim;
+    return (size_t)a->num_kv_heads * a->block_size * row_width(a->head_dim, (enum dtype)a->cache_dtype);
 }
 
 INLINE float query_scale(const struct attention *a)
@@ -143,7 +144,7 @@ INLINE void transpose_keys(const struct job_of_head *job, const struct few *f, c
         for (long d = 0; d < f->dims; d += W) {
             vf r[W];
             UNROLL for (int i = 0; i < W; i++)
-                r[i] = p + i < chunk->count ? vload_at(chunk->keys[p + i], d, head_dim, dtype) : vset(0);
+                r[i] = p + i < chunk->count ? vload_cached(chunk->keys[p + i], d, head_dim, dtype) : vset(0);
             transpose(r);
             UNROLL for (int i = 0; i < W; i++)
                 vstore(f->keys + (d + i) * CHUNK + p, r[i]);
@@ -207,7 +208,7 @@ INLINE void gather_few(const struct job_of_head *job, struct few *f, int first, 
         for (int p = 0; p < chunk->count; p++) {
             const void *values = at(chunk->keys[p], keys_to_values(a), dtype);
             UNROLL for (int c = 0; c < 4; c++) {
-                vf v = d + c * W < f->dims ? vload_at(values, d + c * W, a->head_dim, dtype) : vset(0);
+                vf v = d + c * W < f->dims ? vload_cached(values, d + c * W, a->head_dim, dtype) : vset(0);
                 UNROLL for (int r = 0; r < rows; r++)
                     sums[r][c] = vfma(vset(f->weights[first + r][p]), v, sums[r][c]);
             }
@@ -280,7 +281,7 @@ static void attend_few(const struct job_of_head *job)
     int64_t last = position_of(job, job->first_row + job->num_rows - 1);
     int64_t start = lowest_position(job, position_of(job, job->first_row)) / CHUNK * CHUNK;
     for (; start <= last; start += CHUNK)
-        FOR_DTYPE(job->a->cache_dtype, attend_few_chunk(job, &f, start, last, dtype));
+        FOR_CACHE_DTYPE(job->a->cache_dtype, attend_few_chunk(job, &f, start, last, dtype));
     store_few(job, &f);
 }
 
@@ -312,8 +313,8 @@ INLINE void fetch_chunk(const struct job_of_head *job, const struct tile *t, int
         const void *v = p < chunk.count ? at(k, keys_to_values(job->a), dtype) : NULL;
         for (long d = 0; d < t->dims; d += W) {
             int there = k != NULL && d < head_dim;
-            vstore(t->keys + p * t->dims + d, there ? vload_at(k, d, head_dim, dtype) : vset(0));
-            vstore(t->values + p * t->dims + d, there ? vload_at(v, d, head_dim, dtype) : vset(0));
+            vstore(t->keys + p * t->dims + d, there ? vload_cached(k, d, head_dim, dtype) : vset(0));
+            vstore(t->values + p * t->dims + d, there ? vload_cached(v, d, head_dim, dtype) : vset(0));
         }
     }
 }
@@ -458,7 +459,7 @@ static void attend_tile(const struct job_of_head *job)
     int64_t start = lowest_position(job, first) / CHUNK * CHUNK;
     for (; start <= last; start += CHUNK) {
         int count = (int)min_int(CHUNK, last + 1 - start);
-        FOR_DTYPE(job->a->cache_dtype, fetch_chunk(job, &t, start, last, dtype));
+        FOR_CACHE_DTYPE(job->a->cache_dtype, fetch_chunk(job, &t, start, last, dtype));
         score_tile(&t, job->a->head_dim);
         if (start + CHUNK - 1 > first || start < lowest_position(job, last))
             mask_tile(&t, start);
@@ -477,7 +478,7 @@ static void attend_tile(const struct job_of_head *job)
 INLINE bool uses_tiles(const struct attention *a)
 {
 #if defined(ISA_AMX)
-    return a->cache_dtype == BF16;
+    return a->cache_dtype == BF16 || (a->cache_dtype == I8 && a->q.dtype == BF16);
 #else
     (void)a;
     return false;

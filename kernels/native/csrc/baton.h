@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum dtype { F32, BF16, F16 };
+enum dtype { F32, BF16, F16, I8 }; /* the last one of caches: a row's numbers, then their scale, a float */
 enum block_format { BLOCK_Q8_0 = 16, BLOCK_Q4_0, BLOCK_Q4_1 }; /* types of weights in GGUF files, blocks of GROUP inputs */
 
 /* How a weight matrix [O, I] is laid out: panels of PANEL outputs, zero padded to whole groups of panels; in a panel

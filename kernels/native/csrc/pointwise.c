@@ -160,15 +160,37 @@ static void silu_mul(const struct rows *gate_up, const struct rows *out, int64_t
     parallel(row_items(num_rows), silu_rows, &job);
 }
 
+/* A head's numbers as whole ones, the largest magnitude 127, and their scale. What is not finite makes the scale NaN. */
+INLINE void store_whole(const void *x, enum dtype from, int8_t *row, long head_dim)
+{
+    vf highest = vset(0), spoilt = vset(0);
+    for (long i = 0; i < head_dim; i += W) {
+        vf value = vload_at(x, i, head_dim, from);
+        highest = vmax(highest, vabs(value));
+        spoilt = vfma(value, vset(0), spoilt);
+    }
+    float most = vhighest(highest), scale = (most + vsum(spoilt)) / 127.0f;
+    vf inverse = vset(most > 0 ? 127.0f / most : 0.0f);
+    for (long i = 0; i < head_dim; i += W) {
+        int8_t whole[W];
+        vstore_int8(whole, vmul(vload_at(x, i, head_dim, from), inverse));
+        memcpy(row + i, whole, (size_t)(head_dim - i < W ? head_dim - i : W));
+    }
+    memcpy(row + head_dim, &scale, sizeof scale);
+}
+
 static void store_one(const struct rows *from, int64_t row, void *to, enum dtype dtype, int num_kv_heads, int block_size,
                       int head_dim)
 {
-    for (int head = 0; head < num_kv_heads; head++)
-        for (long i = 0; i < head_dim; i += W) {
-            const void *x = at(row_of(from, row), (size_t)head * head_dim, (enum dtype)from->dtype);
-            void *place = at_mut(to, (size_t)head * block_size * head_dim, dtype);
+    size_t head_size = (size_t)(block_size * row_width(head_dim, dtype));
+    for (int head = 0; head < num_kv_heads; head++) {
+        const void *x = at(row_of(from, row), (size_t)head * head_dim, (enum dtype)from->dtype);
+        void *place = at_mut(to, (size_t)head * head_size, dtype);
+        if (dtype == I8)
+            store_whole(x, (enum dtype)from->dtype, place, head_dim);
+        for (long i = 0; dtype != I8 && i < head_dim; i += W)
             vstore_at(place, i, head_dim, vload_at(x, i, head_dim, (enum dtype)from->dtype), dtype);
-        }
+    }
 }
 
 struct store_job {
@@ -185,10 +207,11 @@ static void store_rows(void *context, int64_t item)
 {
     const struct store_job *job = context;
     int64_t end = (item + 1) * ROWS_PER_ITEM;
-    size_t values = (size_t)job->num_kv_heads * job->block_size * job->head_dim;
+    int64_t width = row_width(job->head_dim, job->dtype);
+    size_t values = (size_t)(job->num_kv_heads * job->block_size * width);
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
         int64_t block = job->slots[row] / job->block_size, offset = job->slots[row] % job->block_size;
-        void *keys = at_mut(job->cache, (size_t)(block * job->cache_stride + offset * job->head_dim), job->dtype);
+        void *keys = at_mut(job->cache, (size_t)(block * job->cache_stride + offset * width), job->dtype);
         store_one(&job->k, row, keys, job->dtype, job->num_kv_heads, job->block_size, job->head_dim);
         keys = at_mut(keys, values, job->dtype);
         store_one(&job->v, row, keys, job->dtype, job->num_kv_heads, job->block_size, job->head_dim);

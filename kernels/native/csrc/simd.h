@@ -92,7 +92,7 @@ INLINE void vload_bf16_pairs(const uint16_t *p, vf *even, vf *odd)
     *odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
 }
 INLINE void vstore_int8(int8_t *p, vf x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x))); }
-INLINE vf vload_int32(const int32_t *p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+INLINE vf vload_int8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 
 #elif defined(ISA_AVX2)
 #include <immintrin.h>
@@ -147,7 +147,7 @@ INLINE void vstore_int8(int8_t *p, vf x)
     __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(half, half));
 }
-INLINE vf vload_int32(const int32_t *p) { return _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vf vload_int8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 
 #else
 #include <math.h>
@@ -232,7 +232,7 @@ INLINE void vstore_int8(int8_t *p, vf x)
     for (int i = 0; i < W; i++)
         p[i] = (int8_t)rounded[i];
 }
-INLINE vf vload_int32(const int32_t *p) { return (vf){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+INLINE vf vload_int8(const int8_t *p) { return (vf){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
 #endif
 
 /* Sum and maximum over the lanes, always the same tree. */
@@ -274,7 +274,7 @@ INLINE vf vexp2(vf x)
 
 INLINE size_t dtype_bytes(enum dtype dtype)
 {
-    return dtype == F32 ? 4 : 2;
+    return dtype == F32 ? 4 : dtype == I8 ? 1 : 2;
 }
 
 INLINE const void *at(const void *p, size_t index, enum dtype dtype)
@@ -336,6 +336,24 @@ INLINE void vstore_at(void *p, long i, long n, vf x, enum dtype dtype)
         vstore_part(to, x, (int)(n - i), dtype);
 }
 
+/* Elements of a cache's row: one position of one head. */
+INLINE int64_t row_width(int64_t head_dim, enum dtype dtype)
+{
+    return head_dim + (dtype == I8 ? (int64_t)sizeof(float) : 0);
+}
+
+/* W numbers of a cache's row of n, from the i-th on, as floats. */
+INLINE vf vload_cached(const void *row, long i, long n, enum dtype dtype)
+{
+    if (dtype != I8)
+        return vload_at(row, i, n, dtype);
+    float scale;
+    int8_t whole[W] = {0};
+    memcpy(&scale, (const int8_t *)row + n, sizeof scale);
+    memcpy(whole, (const int8_t *)row + i, (size_t)(n - i < W ? n - i : W));
+    return vmul(vload_int8(whole), vset(scale));
+}
+
 /* Calls body with `dtype` a compile-time constant, so that one source gives one loop per type. */
 #define FOR_DTYPE(value, call)          \
     do {                                \
@@ -352,6 +370,16 @@ INLINE void vstore_at(void *p, long i, long n, vf x, enum dtype dtype)
             const enum dtype dtype = F16; \
             call;                       \
         } break;                        \
+        }                               \
+    } while (0)
+
+#define FOR_CACHE_DTYPE(value, call)     \
+    do {                                \
+        if ((value) == I8) {            \
+            const enum dtype dtype = I8; \
+            call;                       \
+        } else {                        \
+            FOR_DTYPE(value, call);     \
         }                               \
     } while (0)
 
