@@ -31,7 +31,7 @@ MODES = {"post": (GenerationMode.POSITIVE, GenerationMode.NEGATIVE), "get": (Gen
 
 
 def shorten(body: Any) -> None:
-    """Many long outputs would only take time; nor may a request run out of a time that it has chosen itself."""
+    """Many long outputs would only take time, and a request must not run out of time that it chose itself."""
     if not isinstance(body, dict):
         return
     for name in OUTPUT_LENGTHS:
