@@ -62,6 +62,26 @@ class RecordedModel:
         return self._model.logits(hidden)
 
 
+def warm_up(model: Recordable, caches: list[Tensor], spare_block: int, num_tokens: int) -> None:
+    """Compute a prompt of ``num_tokens`` tokens, all in ``spare_block``, so that kernels are compiled and
+    tuned before the first request comes."""
+    device, block_size = caches[0].device, caches[0].shape[3]
+    positions = torch.arange(num_tokens, device=device)
+    batch = AttentionBatch(
+        query_starts=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
+        block_tables=torch.full(
+            (1, -(-num_tokens // block_size)), spare_block, dtype=torch.int32, device=device
+        ),
+        slots=spare_block * block_size + positions % block_size,
+        positions=positions,
+        max_query_len=num_tokens,
+        max_context_len=num_tokens,
+    )
+    hidden = model.forward(torch.zeros_like(positions), batch, caches)
+    model.logits(hidden[-1:])
+
+
 class Inputs:
     """The places from which recorded steps read what they compute: one token of each sequence."""
 

@@ -23,7 +23,7 @@ from common.config import (
 from common.dtypes import resolve_dtype, resolve_quantization
 from common.engine import Engine, LanguageModel
 from common.grammar import Grammars
-from common.graphs import RecordedModel, recorder
+from common.graphs import RecordedModel, recorder, warm_up
 from common.messages import ModelInfo, Role
 from common.metrics_server import metrics_served
 from common.model import Model
@@ -114,7 +114,7 @@ def build_engine(setup: Setup) -> Engine:
     info = ModelInfo(served, files.fingerprint, model_config.vocab_size, max_model_len)
     parked = max(1, int(cache.num_blocks * setup.transfer.max_parked_fraction))
     runner = recorded(model, cache, config, max_model_len)
-    draw = native.draw if ops is native else sampler.draw
+    draw = choose_draw(ops)
     engine = Engine(runner, cache, info, config, model_config.eos_token_ids, parked, grammars, draw)
     logger.info(
         "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
@@ -131,7 +131,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 def choose_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -140,7 +140,7 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"--device: must be cpu, cuda, cuda:N or auto, not {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device: there is no {name}: PyTorch sees {torch.cuda.device_count()} GPUs here")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def choose_ops(name: str, device: torch.device, num_threads: int) -> Ops:
@@ -150,12 +150,25 @@ def choose_ops(name: str, device: torch.device, num_threads: int) -> Ops:
         raise ConfigError(f"--kernels: {error}") from error
 
 
+def choose_draw(ops: Ops) -> sampler.Draw:
+    """How tokens are drawn where ``ops`` compute."""
+    if ops is native:
+        return native.draw
+    if ops is cpu:
+        return sampler.draw
+    from kernels import triton  # not to be had on every machine
+
+    return triton.draw
+
+
 def recorded(model: Model, cache: Cache, config: EngineConfig, max_model_len: int) -> LanguageModel:
     """``model`` with its decode steps recorded, where that can be; PyTorch's attention waits for the
     device."""
     if model.device.type != "cuda" or config.enforce_eager or model.ops is cpu:
         return model
     with torch.inference_mode():
+        longest = min(config.max_num_batched_tokens, max_model_len)
+        warm_up(model, cache.layers, cache.num_blocks, longest)
         return RecordedModel(
             model, cache.layers, cache.num_blocks, config.max_num_seqs, max_model_len, recorder()
         )

@@ -28,23 +28,22 @@ def scatter_blocks(values: Tensor, scales: Tensor | None, block_ids: Tensor, cac
     cache.index_copy_(0, block_ids, wide.to(cache.dtype))
 
 
-def draw(
-    logits: Tensor, temperatures: Tensor, min_ps: Tensor, top_ks: Tensor, top_ps: Tensor, chances: Tensor
-) -> Tensor:
-    """For each row of ``logits`` [S, V] float32 the token [S] int64 at which the distribution that
-    temperature, min-p, top-k (0: all) and top-p leave passes the chance, a number in [0, 1). Among equally
-    likely tokens top-k and top-p take all or none."""
-    weights = ((logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]).exp()
-    weights = weights.masked_fill(weights < min_ps[:, None], 0)
+def draw_each(logits: Tensor, choices: Tensor) -> Tensor:
+    """For each row of ``logits`` [S, V] float32 the token [S] int64 at which the distribution that is left
+    passes the chance. ``choices`` [S, 5] float64: temperature, min-p, top-k (0: all), top-p, and the chance,
+    in [0, 1). Among equally likely tokens top-k and top-p take all or none."""
+    temperatures, min_ps, top_ks, top_ps, chances = torch.split(choices, 1, dim=1)  # [S, 1] each
+    weights = ((logits - logits.amax(-1, keepdim=True)) / temperatures.float()).exp()
+    weights = weights.masked_fill(weights < min_ps.float(), 0)
     ordered = weights.sort(-1, descending=True).values
-    last = torch.where(top_ks > 0, top_ks, logits.shape[1]).clamp(max=logits.shape[1]).long()[:, None] - 1
+    last = torch.where(top_ks > 0, top_ks, logits.shape[1]).clamp(max=logits.shape[1]).long() - 1
     weights = weights.masked_fill(weights < ordered.gather(1, last), 0)
     ordered = weights.sort(-1, descending=True).values.double()
-    targets = top_ps[:, None].double() * ordered.sum(-1, keepdim=True)
+    targets = top_ps * ordered.sum(-1, keepdim=True)
     last = torch.searchsorted(ordered.cumsum(-1), targets).clamp(max=logits.shape[1] - 1)
-    bounds = torch.where(top_ps[:, None] < 1, ordered.gather(1, last), 0)
+    bounds = torch.where(top_ps < 1, ordered.gather(1, last), 0)
     sums = weights.masked_fill(weights < bounds, 0).double().cumsum(-1)
-    return torch.searchsorted(sums, chances[:, None] * sums[:, -1:], right=True)[:, 0]
+    return torch.searchsorted(sums, chances * sums[:, -1:], right=True)[:, 0]
 
 
 def penalize(

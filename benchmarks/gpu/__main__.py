@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import triton
+from triton.errors import TritonError
 
 from benchmarks.gpu import agree, models, serving, timing
 from benchmarks.gpu.kernels import Bench, lines
@@ -71,7 +72,7 @@ class Check:
         try:
             for row in rows:
                 self.say(row)
-        except (RuntimeError, AssertionError, ValueError, Refusal, triton.TritonError) as error:
+        except (RuntimeError, AssertionError, ValueError, Refusal, TritonError) as error:
             self.is_right = False
             self.say(f"\n{name.replace('_', ' ')}: FAILED, {type(error).__name__}: {error}")
         self.say(f"\n({time.monotonic() - started:.0f} s)")

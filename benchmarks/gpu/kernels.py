@@ -121,10 +121,10 @@ class Bench:
             lambda: cache.index_select(0, ids),
         )
         logits = torch.randn(self.batch, model.vocab_size, device=self.device)
-        ones = torch.ones(self.batch, device=self.device)
-        choice = (ones, 0 * ones, (50 * ones).int(), 0.9 * ones, ones.double() / 2)
+        choice = torch.tensor([1.0, 0.0, 50, 0.9, 0.5], dtype=torch.float64, device=self.device)
+        choices = choice.repeat(self.batch, 1)
         cost = Cost(f"draw, top-k and top-p, batch {self.batch}", 4.0 * logits.numel())
-        yield Timed(cost, lambda: sampling.draw(logits, *choice), lambda: logits.sort(-1))
+        yield Timed(cost, lambda: sampling.draw_each(logits, choices), lambda: logits.sort(-1))
 
 
 def lines(bench: Bench, bytes_per_s: float, flops_per_s: float) -> Iterator[str]:

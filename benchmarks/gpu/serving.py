@@ -1,5 +1,6 @@
 """The whole engine on a GPU: how fast it prefills, decodes, and hands over to another one."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ class Load:
 
 
 def make_engine(model: Model, load: Load, is_recorded: bool, num_seqs: int) -> Engine:
+    gc.collect()  # engines before this one refer to themselves, and their caches are large
     config, sizes = model.config, (model.config.num_layers, model.config.num_kv_heads, model.config.head_dim)
     dtype = str(model.dtype).removeprefix("torch.")
     longest = max(load.prompt_tokens, load.context + most_tokens(load, num_seqs)) + BLOCK_SIZE

@@ -217,7 +217,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float) -> int:
-    """As ``kernels.specification.draw``, for the logits [V] float32 of one sequence."""
+    """As ``kernels.specification.draw_each``, for the logits [V] float32 of one sequence."""
     assert row.is_contiguous() and row.dtype == torch.float32
     token_id: int = load().baton_draw(row.data_ptr(), len(row), temperature, min_p, top_k, top_p, chance)
     return token_id

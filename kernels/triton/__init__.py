@@ -19,12 +19,14 @@ from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import linear, pack_linear
 from kernels.triton.norm import add_rms_norm, rms_norm
 from kernels.triton.rotary import rotary
+from kernels.triton.sampling import draw
 from kernels.triton.store import store_kv
 
 __all__ = [
     "INTERPRETED",
     "add_rms_norm",
     "available",
+    "draw",
     "embedding",
     "fuse",
     "linear",

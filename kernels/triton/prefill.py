@@ -18,9 +18,10 @@ CONFIGS = [
     triton.Config({"ROWS": 64, "KEYS": 64}, num_warps=4, num_stages=3),
     triton.Config({"ROWS": 64, "KEYS": 32}, num_warps=4, num_stages=2),
 ]
+LONG_QUERIES = 256
 
 
-@triton.autotune(tuned(CONFIGS), key=["GROUPS", "HEADS_PER_GROUP", "HEAD_DIM"], cache_results=True)
+@triton.autotune(tuned(CONFIGS), key=["GROUPS", "HEADS_PER_GROUP", "HEAD_DIM", "IS_LONG"], cache_results=True)
 @triton.jit
 def prefill_kernel(
     q_ptr,  # [T, H, D], rows stride_q apart
@@ -40,6 +41,7 @@ def prefill_kernel(
     DIM_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_LONG: tl.constexpr,  # for the choice of tiles: the best for short prompts may not be for long ones
     FEW: tl.constexpr,  # sequences with so few new tokens are left out
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -97,5 +99,5 @@ def prefill(
         q.stride(0), cache.stride(0), batch.block_tables.stride(0), log_scale,
         GROUPS=num_groups, HEADS_PER_GROUP=heads_per_group, HEAD_BLOCK=head_block, HEAD_DIM=head_dim,
         DIM_BLOCK=max(SMALLEST_DOT, power_of_two(head_dim)), BLOCK_SIZE=block_size, WINDOW=window,
-        FEW=MOST_QUERIES,
+        IS_LONG=batch.max_query_len > LONG_QUERIES, FEW=MOST_QUERIES,
     )  # fmt: skip

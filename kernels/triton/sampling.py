@@ -52,11 +52,7 @@ def raise_bound(
 @triton.jit
 def draw_kernel(
     logits_ptr,  # [S, V] float32
-    temperatures_ptr,  # [S] float32, positive
-    min_ps_ptr,  # [S] float32
-    top_ks_ptr,  # [S] int32; 0: all
-    top_ps_ptr,  # [S] float32
-    chances_ptr,  # [S] float64 in [0, 1)
+    choices_ptr,  # [S, 5] float64
     out_ptr,  # [S] int64
     num_tokens,
     TILE: tl.constexpr,
@@ -64,27 +60,28 @@ def draw_kernel(
     # Grid (S,). Programs with nothing to cut make three passes over their row, others up to 62 more.
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * num_tokens
-    temperature = tl.load(temperatures_ptr + row)
+    choice_ptr = choices_ptr + row * 5
+    temperature = tl.load(choice_ptr).to(tl.float32)
+    min_p = tl.load(choice_ptr + 1).to(tl.float32)
+    top_k = tl.load(choice_ptr + 2)
+    top_p = tl.load(choice_ptr + 3)
+    chance = tl.load(choice_ptr + 4)
     best = tl.full([], float("-inf"), tl.float32)
     for first in range(0, num_tokens, TILE):
         at = first + tl.arange(0, TILE)
         logits = tl.load(logits_ptr + at, mask=at < num_tokens, other=float("-inf"))
         best = tl.maximum(best, tl.max(logits, 0))
     # At least the smallest normal float: what weighs nothing is never drawn.
-    bound = tl.maximum(tl.load(min_ps_ptr + row), 1.1754943508222875e-38)
-    top_k = tl.load(top_ks_ptr + row)
+    bound = tl.maximum(min_p, 1.1754943508222875e-38)
     if (top_k > 0) & (top_k < num_tokens):
-        count = tl.minimum(
-            top_k.to(tl.float64), mass_above(logits_ptr, num_tokens, best, temperature, bound, True, TILE)
-        )
+        count = tl.minimum(top_k, mass_above(logits_ptr, num_tokens, best, temperature, bound, True, TILE))
         bound = raise_bound(logits_ptr, num_tokens, best, temperature, bound, count, True, TILE)
     total = mass_above(logits_ptr, num_tokens, best, temperature, bound, False, TILE)
-    top_p = tl.load(top_ps_ptr + row)
     if top_p < 1.0:
-        target = top_p.to(tl.float64) * total
+        target = top_p * total
         bound = raise_bound(logits_ptr, num_tokens, best, temperature, bound, target, False, TILE)
         total = mass_above(logits_ptr, num_tokens, best, temperature, bound, False, TILE)
-    target = tl.load(chances_ptr + row) * total
+    target = chance * total
     # The first token at which the sum passes the target: as many come before it as do not pass.
     before = tl.zeros([], tl.float64)
     index = tl.zeros([], tl.int64)
@@ -144,19 +141,19 @@ def penalize_kernel(
     tl.store(logits_ptr + place, logits - tl.load(frequency_ptr + row) * count - presence, mask=inside)
 
 
-def draw(
-    logits: Tensor, temperatures: Tensor, min_ps: Tensor, top_ks: Tensor, top_ps: Tensor, chances: Tensor
-) -> Tensor:
-    """For each row of ``logits`` [S, V] float32 the token [S] int64 at which the distribution that
-    temperature, min-p, top-k (0: all) and top-p leave passes the chance, a number in [0, 1)."""
-    assert logits.is_contiguous()
+def draw_each(logits: Tensor, choices: Tensor) -> Tensor:
+    """As ``kernels.specification.draw_each``."""
+    assert logits.is_contiguous() and choices.is_contiguous() and choices.dtype == torch.float64
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if out.numel():
-        draw_kernel[(len(out),)](
-            logits, temperatures, min_ps, top_ks, top_ps, chances, out, logits.shape[1], TILE=TILE,
-            num_warps=8,
-        )  # fmt: skip
+        draw_kernel[(len(out),)](logits, choices, out, logits.shape[1], TILE=TILE, num_warps=8)
     return out
+
+
+def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float) -> int:
+    """The same for the logits [V] float32 of one sequence."""
+    choice = torch.tensor([[temperature, min_p, top_k, top_p, chance]], dtype=torch.float64)
+    return int(draw_each(row[None], choice.to(row.device)))
 
 
 def penalize(

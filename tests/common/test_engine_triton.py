@@ -16,6 +16,7 @@ from common.messages import ModelInfo
 from common.model import Model
 from common.model_config import ModelConfig
 from common.model_source import ModelFiles
+from common.startup import choose_draw
 from kernels import Ops, cpu, triton
 from kernels.triton import decode
 from tests import golden
@@ -51,7 +52,8 @@ def make_engine(model: Model, recorded: bool = False) -> Engine:
     cache = Cache(make_layout("tiny", "float32", *sizes), NUM_BLOCKS, CPU, staged=True)
     options = EngineConfig(block_size=BLOCK_SIZE, max_num_batched_tokens=24, check_invariants=True)
     runner = model if not recorded else RecordedModel(model, cache.layers, NUM_BLOCKS, 4, MAX_LEN, again)
-    return Engine(runner, cache, ModelInfo("tiny", "tiny", config.vocab_size, MAX_LEN), options, (2,))
+    card = ModelInfo("tiny", "tiny", config.vocab_size, MAX_LEN)
+    return Engine(runner, cache, card, options, (2,), draw=choose_draw(model.ops))
 
 
 def again(step: Step) -> Step:

@@ -3,7 +3,7 @@
 import pytest
 from torch import Tensor
 
-from common.graphs import RecordedModel, Step, sizes
+from common.graphs import RecordedModel, Step, sizes, warm_up
 from kernels import AttentionBatch
 from tests.common.toy import MAX_MODEL_LEN, ToyModel, generate, make_engine, make_sequence, prompt, run
 
@@ -70,6 +70,15 @@ def test_sequences_get_their_tokens_from_records_of_the_next_larger_size() -> No
         assert sequence.token_ids[len(tokens) :] == generate(tokens, max_tokens=4 + i)
     assert set(tape.replayed) == {8, 4, 2, 1}  # as one after the other ends
     assert max(model.slots) == 64 * cache.layout.block_size  # the spare block's first, and nothing behind it
+
+
+def test_warming_up_computes_a_prompt_in_the_spare_block_alone() -> None:
+    engine, model = make_engine(num_blocks=8, staged=True), Watched()
+    warm_up(model, engine.cache.layers, 8, 10)
+    size = engine.cache.layout.block_size
+    assert model.toy.max_rows == 10
+    assert model.slots == set(range(8 * size, 9 * size))
+    assert not engine.cache.data[:8].any()
 
 
 def test_more_sequences_than_were_recorded_are_computed_one_launch_after_the_other() -> None:

@@ -105,7 +105,7 @@ def compile_blocks(dtype: torch.dtype) -> None:
 
 def compile_sampling() -> None:
     logits, row, ids = torch.zeros(2, VOCAB), torch.ones(2), torch.zeros(2, dtype=torch.int64)
-    sampling.draw(logits, row, row, ids.int(), row, row.double())
+    sampling.draw_each(logits, torch.zeros(2, 5, dtype=torch.float64))
     sampling.penalize(logits, ids, ids.int(), ids.bool(), row, row, row)
 
 

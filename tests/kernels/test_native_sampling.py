@@ -14,14 +14,8 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def specified(
     row: torch.Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float
 ) -> int:
-    def one(value: float) -> torch.Tensor:
-        return torch.tensor([value], dtype=torch.float64)
-
-    temperatures, min_ps = one(temperature).float(), one(min_p).float()
-    token_ids = specification.draw(
-        row[None], temperatures, min_ps, torch.tensor([top_k]), one(top_p), one(chance)
-    )
-    return int(token_ids)
+    choices = torch.tensor([[temperature, min_p, top_k, top_p, chance]], dtype=torch.float64)
+    return int(specification.draw_each(row[None], choices))
 
 
 @relaxed

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.gpu.steps import Shape, Step, make_step
 from kernels import cpu
 from kernels.triton import decode
 from kernels.triton.attention import paged_attention
-from benchmarks.gpu.steps import Shape, Step, make_step
 
 SCALE = 0.2
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}

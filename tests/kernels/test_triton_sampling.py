@@ -25,12 +25,8 @@ def logits_of(num_rows: int, num_tokens: int, seed: int = 0) -> Tensor:
     return 3 * torch.randn(num_rows, num_tokens, generator=torch.Generator().manual_seed(seed))
 
 
-def columns(sequences: list[tuple[float, float, int, float, float]]) -> tuple[Tensor, ...]:
-    temperatures, min_ps, top_ks, top_ps, chances = zip(*sequences, strict=True)
-    return (
-        torch.tensor(temperatures), torch.tensor(min_ps), torch.tensor(top_ks, dtype=torch.int32),
-        torch.tensor(top_ps), torch.tensor(chances, dtype=torch.float64),
-    )  # fmt: skip
+def choices_of(sequences: list[tuple[float, float, int, float, float]]) -> Tensor:
+    return torch.tensor(sequences, dtype=torch.float64)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -39,10 +35,10 @@ def test_draws_what_is_specified(
     sequences: list[tuple[float, float, int, float, float]], num_tokens: int
 ) -> None:
     logits = logits_of(len(sequences), num_tokens)
-    drawn = sampling.draw(logits, *columns(sequences))
+    drawn = sampling.draw_each(logits, choices_of(sequences))
     # Sums in another order may differ in their last bits: a chance may lie on the border of two tokens.
     nearby = [[nudged(sequence, by) for sequence in sequences] for by in (-1e-9, 0, 1e-9)]
-    allowed = torch.stack([specification.draw(logits, *columns(choice)) for choice in nearby])
+    allowed = torch.stack([specification.draw_each(logits, choices_of(choice)) for choice in nearby])
     assert (drawn == allowed).any(0).all()
 
 
@@ -54,14 +50,21 @@ def nudged(
 
 def test_the_best_token_is_all_that_a_narrow_choice_leaves() -> None:
     logits = logits_of(3, 300)
-    narrow = columns([(1.0, 0.0, 1, 1.0, 0.99), (1.0, 0.0, 0, 0.0, 0.99), (1.0, 1.0, 0, 1.0, 0.99)])
-    assert torch.equal(sampling.draw(logits, *narrow), logits.argmax(-1))
+    narrow = choices_of([(1.0, 0.0, 1, 1.0, 0.99), (1.0, 0.0, 0, 0.0, 0.99), (1.0, 1.0, 0, 1.0, 0.99)])
+    assert torch.equal(sampling.draw_each(logits, narrow), logits.argmax(-1))
+
+
+def test_a_row_alone_gives_what_it_gives_among_others() -> None:
+    logits = logits_of(3, 5000)
+    sequences = [(0.7, 0.0, 40, 0.9, 0.3), (1.0, 0.1, 0, 1.0, 0.8), (2.0, 0.0, 0, 0.5, 0.1)]
+    together = sampling.draw_each(logits, choices_of(sequences)).tolist()
+    assert [sampling.draw(row, *choice) for row, choice in zip(logits, sequences, strict=True)] == together
 
 
 def test_tokens_come_as_often_as_their_probabilities_say() -> None:
     logits = torch.tensor([[0.0, math.log(2.0), -math.inf, math.log(5.0)]]).expand(80, 4).contiguous()
     chances = [(1.0, 0.0, 0, 1.0, (row + 0.5) / 80) for row in range(80)]
-    counts = sampling.draw(logits, *columns(chances)).bincount(minlength=4)
+    counts = sampling.draw_each(logits, choices_of(chances)).bincount(minlength=4)
     assert counts.tolist() == [10, 20, 0, 50]
 
 
