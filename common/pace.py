@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from common.messages import Pace
 
 MEMORY = 0.9  # how much of what is known a further step leaves
+OUTLIER = 2.0  # a step that took longer than so many usual ones was interrupted, and counts as so many
 
 
 class Stopwatch:
@@ -21,7 +22,8 @@ class Stopwatch:
             return
         prefill, step_s = self.pace.prefill_tokens_per_s, self.pace.step_s
         if max(num_tokens) == 1:
-            step_s = MEMORY * step_s + (1 - MEMORY) * duration_s if step_s else duration_s
+            usual_s = min(duration_s, OUTLIER * step_s)
+            step_s = MEMORY * step_s + (1 - MEMORY) * usual_s if step_s else duration_s
         else:
             self._num_tokens = MEMORY * self._num_tokens + sum(num_tokens)
             self._prefill_s = MEMORY * self._prefill_s + duration_s

@@ -22,7 +22,8 @@ RECOMPUTING = 1.0
 NUM_BEST = 4  # of each side are looked at as pairs
 LINK_BYTES_PER_S = 1e9  # of a link not measured yet, between workers that share all labels
 DISTANCE = 4.0  # how many times slower it is taken to be for every label that differs
-MOST_STEPS = 3.0  # ordinary steps that a step with a prompt in it may take, where there is no target
+MOST_STEPS = 3.0  # ordinary steps that a step with a prompt in it may take, where there is no target,
+MOST_STEP_S = 0.1  # and seconds
 UNKNOWN_TOKENS_PER_S = 2000.0  # before anybody has measured anything
 
 
@@ -80,7 +81,8 @@ def may_prefill(decode: Candidate, need: Need, fleet: Fleet) -> bool:
     step_s = decode.pace.step_s
     if not step_s:
         return False
-    return step_s + compute_time(decode, need, fleet) <= (need.targets.itl_s or MOST_STEPS * step_s)
+    most_s = need.targets.itl_s or min(MOST_STEPS * step_s, MOST_STEP_S)
+    return step_s + compute_time(decode, need, fleet) <= most_s
 
 
 def compute_time(worker: Candidate, need: Need, fleet: Fleet) -> float:

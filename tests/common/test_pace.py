@@ -23,6 +23,13 @@ def test_what_was_measured_long_ago_fades() -> None:
     assert abs(watch.pace.step_s - 0.05) < 1e-9
 
 
+def test_one_step_that_was_interrupted_changes_little() -> None:
+    watch = Stopwatch()
+    for duration_s in (0.02, 0.02, 5.0):
+        watch.note([1], duration_s)
+    assert watch.pace.step_s < 0.025
+
+
 def test_long_prompts_count_more_than_short_ones() -> None:
     watch = Stopwatch()
     watch.note([1000], 0.5)

@@ -86,6 +86,14 @@ def test_a_decode_worker_prefills_nothing_that_breaks_the_inter_token_target() -
     assert choose(fleet, need._replace(targets=Targets(itl_s=0.1))).prefill == "p"  # type: ignore[union-attr]
 
 
+def test_slow_steps_are_no_leave_to_make_them_slower_still() -> None:
+    slow = Pace(prefill_tokens_per_s=1000.0, step_s=0.09)
+    fleet = snapshot([worker("p", pace=slow, queued_tokens=5000)], [worker("d", pace=slow)])
+    need = NEED._replace(num_tokens=100)
+    assert choose(fleet, need).prefill == "p"  # type: ignore[union-attr]
+    assert choose(fleet, need._replace(num_tokens=9)).prefill is None  # type: ignore[union-attr]
+
+
 def test_streams_that_would_be_delayed_speak_against_prefilling_beside_them() -> None:
     need = NEED._replace(num_tokens=15)
     busy = snapshot([worker("p", block_bytes=1)], [worker("d", num_sequences=20, block_bytes=1)])
