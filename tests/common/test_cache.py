@@ -99,3 +99,16 @@ def test_blocks_that_lie_anywhere_travel_by_way_of_main_memory() -> None:
     target.landed(places, views)
     assert torch.equal(target.data[places], source.data[ids])
     assert not target.data[[1, 2, 6]].any()
+
+
+def test_a_block_of_whole_numbers_has_a_scale_for_every_position_of_a_head() -> None:
+    layout = make_layout("m", "int8", 3, 2, 8, 4)
+    cache = Cache(layout, 5, CPU)
+    assert block_bytes_of(layout) == 3 * 2 * 2 * 4 * (8 + 4)
+    assert cache.layer(1).shape == (5, 2, 2, 4, 12)
+    assert sum(len(view) for view in cache.views([1, 2, 4])) == 3 * cache.block_bytes
+
+
+def test_workers_whose_weights_are_not_the_same_numbers_are_told_apart_by_name() -> None:
+    ours, theirs = (make_layout("m", "bfloat16", 3, 2, 8, 4, w) for w in ("bfloat16", "bfloat16/int8"))
+    assert ours.difference(theirs) == "weights: 'bfloat16' here, 'bfloat16/int8' there"
