@@ -95,8 +95,8 @@ def build_engine(setup: Setup) -> Engine:
     loaded = weights.load(files, model_config, dtype, device)
     model = Model(model_config, loaded, ops, dtype, device, quantization)
     computed_as = name_of(dtype) + ("" if quantization == "none" else f"/{quantization}")
-    if config.kv_cache_dtype == "int8" and device.type != "cpu":
-        raise ConfigError(f"--kv-cache-dtype: int8 is for CPUs, not for {device}")
+    if config.kv_cache_dtype == "int8" and (device.type != "cpu" or config.kernels == "triton"):
+        raise ConfigError(f"--kv-cache-dtype: int8 is for CPUs, not for {device} or Triton's kernels")
     max_model_len = choose_max_model_len(config, model_config)
     layout = make_layout(
         files.fingerprint,

@@ -16,7 +16,7 @@ from kernels.triton.prefill import prefill
 
 
 def paged_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, window: int) -> Tensor:
-    assert cache[0].is_contiguous(), "only the block dimension of a cache may be strided"
+    assert cache.is_floating_point() and cache[0].is_contiguous()  # blocks alone may lie apart
     q = with_whole_heads(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_sequences = batch.context_lens.shape[0]

@@ -49,7 +49,7 @@ def check_lengths(queries: list[tuple[int, int]], shape: Shape, window: int) -> 
     check(make_step([(count, count + earlier) for count, earlier in queries], shape), window)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(**CASES)
 def test_gives_what_is_specified(queries: list[tuple[int, int]], shape: Shape, window: int) -> None:
     check_lengths(queries, shape, window)
