@@ -164,7 +164,7 @@ async def test_every_kind_of_failure_is_told_apart(
 
     figures = tmp_path / "figures.json"
     async with server(handler) as url:
-        load = ["--concurrency", "1", "--num-requests", "5", "--warmup", "0", "--timeout-s", "3"]
+        load = ["--concurrency", "1", "--num-requests", "5", "--warmup", "0", "--timeout-s", "5"]
         assert await bench(url, *load, "--json", str(figures)) == 0
     found = Results.read(figures).points[0].figures
     kinds = ("HTTP 429: too many", "the stream broke off", "in the stream: it went wrong", "time is up")
