@@ -1,5 +1,6 @@
 """Ports that ``baton serve`` gives to its proxies, found out before anything starts."""
 
+import contextlib
 import errno
 import socket
 import sys
@@ -15,14 +16,7 @@ class ClaimedPort(NamedTuple):
 
 def require_free(host: str, port: int, option: str) -> None:
     """ConfigError, naming ``option``, unless a server could listen there now."""
-    try:
-        _listen(host, port).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            text = f"{host}:{port} is taken by another process; choose another with --{option}"
-        else:
-            text = f"cannot listen on {host}:{port}: {error.strerror}"
-        raise ConfigError(f"--{option}: {text}") from error
+    _listen(host, port, option).close()
 
 
 def claim(host: str, port: int, fixed: bool, option: str) -> ClaimedPort:
@@ -46,7 +40,7 @@ def claim(host: str, port: int, fixed: bool, option: str) -> ClaimedPort:
 
 def _any_port(host: str, option: str) -> ClaimedPort:
     for _ in range(100):
-        with _listen(host, 0) as probe:
+        with _listen(host, 0, option) as probe:
             port = int(probe.getsockname()[1])
         mark = _mark(port)
         if mark is not None:
@@ -54,17 +48,24 @@ def _any_port(host: str, option: str) -> ClaimedPort:
     raise ConfigError(f"--{option}: no free port on {host}")
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+def _listen(host: str, port: int, option: str) -> socket.socket:
+    with contextlib.ExitStack() as unless_it_listens:
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = unless_it_listens.enter_context(socket.socket(family, kind))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1)
+        except OSError as error:
+            raise ConfigError(f"--{option}: {_why_not(host, port, option, error)}") from error
+        unless_it_listens.pop_all()
+        return listener
+
+
+def _why_not(host: str, port: int, option: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{host}:{port} is taken by another process; choose another with --{option}"
+    return f"cannot listen on {host}{f':{port}' if port else ''}: {error.strerror}"
 
 
 def _mark(port: int) -> socket.socket | None:

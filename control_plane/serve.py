@@ -62,7 +62,7 @@ def with_ports(plan: Deployment, claims: contextlib.ExitStack) -> tuple[ProxyCon
     control = [claim(p.control_host, p.control_port, given, "control-port") for p in plan.proxies]
     proxies = [replace(p, control_port=port) for p, port in zip(plan.proxies, control, strict=True)]
     if len(proxies) == 1:
-        return tuple(proxies)
+        return (replace(proxies[0], port=plan.proxy.port or claim(plan.proxy.host, 0, True, "port")),)
     own = tuple(claim(p.host, p.own_port, p.own_port > 0, "own-port") for p in proxies)
     return tuple(replace(p, own_port=port, sibling_ports=own) for p, port in zip(proxies, own, strict=True))
 

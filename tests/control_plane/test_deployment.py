@@ -193,3 +193,10 @@ def test_ports_of_several_proxies_are_found_and_told_to_all() -> None:
     assert first.port == second.port
     assert first.sibling_ports == second.sibling_ports == (first.own_port, second.own_port)
     assert len({first.control_port, second.control_port, first.own_port, second.own_port}) == 4
+
+
+def test_port_0_is_replaced_by_a_free_port_that_can_be_told() -> None:
+    plan = deployment.read(["--port", "0"], {})
+    with contextlib.ExitStack() as claims:
+        (proxy,) = with_ports(plan, claims)
+    assert proxy.port not in (0, proxy.control_port)

@@ -28,6 +28,13 @@ def test_a_taken_port_is_refused_with_the_options_name() -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--port: cannot listen on 192\.0\.2\.1:8000"):
         ports.require_free("192.0.2.1", 8000, "port")
+    with pytest.raises(ConfigError, match=r"--control-port: cannot listen on 192\.0\.2\.1: "):
+        ports.claim("192.0.2.1", 7000, option="control-port", fixed=False)
+
+
+def test_a_host_without_an_address_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--control-port: cannot listen on nowhere\.invalid: "):
+        ports.claim("nowhere.invalid", 7000, option="control-port", fixed=False)
 
 
 def test_a_control_port_that_is_taken_is_replaced_unless_it_was_asked_for() -> None:
