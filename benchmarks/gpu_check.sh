@@ -5,9 +5,10 @@
 #   benchmarks/gpu_check.sh [WHEELS]      under 8 minutes; OUT=FOLDER also writes FOLDER/gpu.md
 #
 # Needs PyTorch and Triton for a GPU, and Python 3.11 or later, but no package index: packages that are missing here are
-# installed from the folder WHEELS. On a machine with an index, for Python 3.12 on x86-64, it is filled by
+# installed from the folder WHEELS. On a machine with an index, for Python 3.12 on x86-64, it is filled (24 MB) by
 #
-#   pip download --only-binary=:all: --no-deps --python-version 3.12 --platform manylinux_2_28_x86_64 --dest WHEELS \
+#   pip download --only-binary=:all: --no-deps --python-version 3.12 --dest WHEELS \
+#     --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
 #     numpy==2.4.6 msgspec==0.23.0 xxhash==4.1.0 psutil==7.2.2 safetensors==0.8.0 tokenizers==0.23.3 llguidance==1.9.1
 #
 # ARGS are passed on: ARGS=--tiny runs all of it without a GPU, in Triton's interpreter (TRITON_INTERPRET=1).

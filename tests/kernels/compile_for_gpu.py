@@ -71,9 +71,12 @@ def attention_batch(query_lens: list[int], context_len: int) -> AttentionBatch:
     )
 
 
-def compile_attention(dtype: torch.dtype, head_dim: int, heads_per_group: int, window: int) -> None:
+def compile_attention(
+    dtype: torch.dtype, head_dim: int, heads_per_group: int, window: int, steps: list[list[int]]
+) -> None:
+    """``steps``: new tokens of each sequence."""
     cache = torch.zeros(3, 2, GROUPS, BLOCK_SIZE, head_dim, dtype=dtype)
-    for query_lens in ([1], [1] * 64, [40], [5, 5]):
+    for query_lens in steps:
         batch = attention_batch(query_lens, 64)
         q = torch.zeros(sum(query_lens), GROUPS * heads_per_group, head_dim, dtype=dtype)
         gpu.paged_attention(q, cache, batch, 0.1, window)
@@ -112,8 +115,8 @@ def compile_sampling() -> None:
 def main(capability: int, dtype: torch.dtype) -> None:
     triton.runtime.driver.set_active(AbsentGpu(capability))
     compile_only()
-    compile_attention(dtype, 128, 4, 0)
-    compile_attention(dtype, 80, 3, 7)
+    compile_attention(dtype, 128, 4, 0, [[1], [1] * 64, [40], [5, 5]])
+    compile_attention(dtype, 80, 3, 7, [[1, 40]])
     compile_rows(dtype)
     compile_blocks(dtype)
     compile_sampling()
