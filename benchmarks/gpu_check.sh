@@ -13,6 +13,8 @@
 #
 # ARGS are passed on: ARGS=--tiny runs all of it without a GPU, in Triton's interpreter (TRITON_INTERPRET=1).
 set -euo pipefail
+WHEELS=${1:+$(realpath "$1")}
+OUT=${OUT:+$(realpath "$OUT")}
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
@@ -22,8 +24,8 @@ export PYTHONPATH="$PWD:$PACKAGES${PYTHONPATH:+:$PYTHONPATH}"
 
 for name in numpy msgspec xxhash psutil safetensors tokenizers llguidance; do
   if ! "$PYTHON" -c "import $name" 2>/dev/null; then
-    test -n "${1:-}" || { echo "$name is missing: name a folder of wheels, see the head of $0" >&2; exit 2; }
-    "$PYTHON" -m pip install --quiet --no-index --no-deps --find-links "$1" --target "$PACKAGES" "$name"
+    test -n "$WHEELS" || { echo "$name is missing: name a folder of wheels, see the head of $0" >&2; exit 2; }
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --find-links "$WHEELS" --target "$PACKAGES" "$name"
   fi
 done
 
