@@ -7,7 +7,7 @@ import pytest
 
 # Set before torch is imported anywhere: test processes share a small machine with the processes they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if shutil.which("nvidia-smi") is None:  # Triton asks when a kernel is defined: without a GPU it interprets them
+if shutil.which("nvidia-smi") is None:  # without a GPU Triton interprets kernels; it asks when they are defined
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
