@@ -7,7 +7,7 @@ import pytest
 
 # Set before torch is imported anywhere: test processes share a small machine with the processes they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if shutil.which("nvidia-smi") is None:  # without a GPU Triton interprets kernels; it asks when they are defined
+if shutil.which("nvidia-smi") is None:  # Triton asks where kernels are defined: here it interprets them
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
