@@ -6,14 +6,21 @@ from pathlib import Path
 
 from common.cache_directory import cache_directory
 
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # builds for CPUs, where the usual index has none
 
-def install(requirement: str, program: str) -> Path:
-    """The path of ``program`` after ``requirement`` (with its exact version) is there; downloads it once."""
+
+def install(requirement: str, program: str, first: str = "") -> Path:
+    """The path of ``program`` after ``requirement`` (with its exact version) is there; downloads it once.
+    ``first``, a build of PyTorch, is installed before: another one would come along otherwise."""
     environment = cache_directory() / "peers" / requirement
     found = environment / "bin" / program
-    if not found.exists():
+    mark = environment / "complete"
+    if not mark.exists():
         print(f"installing {requirement} into {environment}", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
-        pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", requirement]
-        subprocess.run(pip, check=True, stdout=sys.stderr)
+        pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        if first and subprocess.run([*pip, first], stdout=sys.stderr, check=False).returncode:
+            subprocess.run([*pip, "--index-url", TORCH_INDEX, first], check=True, stdout=sys.stderr)
+        subprocess.run([*pip, requirement], check=True, stdout=sys.stderr)
+        mark.touch()
     return found

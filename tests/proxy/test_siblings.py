@@ -97,6 +97,18 @@ async def two_proxies() -> AsyncIterator[Pair]:
         yield Pair(proxies, f"http://127.0.0.1:{port}")
 
 
+async def told_by_both(shared: str) -> str:
+    """The metrics once both proxies have answered in time: on a busy machine one may not."""
+    async with (
+        asyncio.timeout(START_S),
+        httpx.AsyncClient(base_url=shared, timeout=WAIT_S, verify=False) as client,
+    ):
+        while True:
+            text = (await client.get("/metrics")).text
+            if samples(text)["baton_proxy_up", "0", ""] == samples(text)["baton_proxy_up", "1", ""] == 1:
+                return text
+
+
 async def ended(process: Process) -> None:
     if process.returncode is None:
         process.kill()
@@ -148,18 +160,17 @@ async def test_all_connections_to_the_shared_port_are_served_and_counted() -> No
         async with running(workers[0]), running(workers[1]):
             for worker in workers:
                 await worker.until(lambda worker=worker: worker.is_welcome)  # type: ignore[misc]
-            num_asked = 64
+            num_asked = 16
             for _ in range(num_asked):  # a connection each
-                async with httpx.AsyncClient(base_url=shared, timeout=WAIT_S) as client:
+                async with httpx.AsyncClient(base_url=shared, timeout=WAIT_S, verify=False) as client:
                     reply = await client.post("/v1/completions", json={"prompt": "hi", "temperature": -1})
                     assert reply.status_code == 400
-                    told = await client.get("/metrics")
             totals = {
                 sample.labels["proxy"]: sample.value
-                for family in text_string_to_metric_families(told.text)
+                for family in text_string_to_metric_families(await told_by_both(shared))
                 for sample in family.samples
                 if sample.name == "baton_requests_refused_total"
             }
             assert math.fsum(totals.values()) == num_asked
             alone = samples((await proxies[0].client.get("/metrics")).text)
-            assert alone["baton_requests_refused_total", "", ""] == totals["0"]
+            assert alone.get(("baton_requests_refused_total", "", ""), 0.0) == totals.get("0", 0.0)

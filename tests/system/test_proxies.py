@@ -57,8 +57,10 @@ async def test_one_of_two_proxies_dies_and_only_its_own_requests_with_it() -> No
                     await asyncio.sleep(0.1)
             await asyncio.to_thread(server.wait_for, r"proxy-0 .*worker decode-0 \(.*\) is ready", 2)
             assert await asyncio.to_thread(server.complete, PROMPT, 64, ignore_eos=True) == expected
-            told = (await other.get(f"{server.url}/metrics")).text
-            assert re.search(r'^baton_proxy_up\{proxy="0"\} 1', told, re.MULTILINE)
+            async with asyncio.timeout(START_TIMEOUT_S):  # the new one may not answer in time yet
+                told = ""
+                while not re.search(r'^baton_proxy_up\{proxy="0"\} 1', told, re.MULTILINE):
+                    told = (await other.get(f"{server.url}/metrics")).text
             assert len(re.findall(r"^baton_worker_up\{", told, re.MULTILINE)) == 2
         assert server.stop(signal.SIGTERM) == 0
 
