@@ -14,10 +14,15 @@ from typing import Any
 
 import yaml
 
-from common.config import ALL_CONFIGS, ConfigError
+from common.config import ALL_CONFIGS, ConfigError, ProxyConfig, ServeConfig, TransferConfig, WorkerConfig
 from common.option_values import options_of
 
-ROLES = ("proxy", "prefill", "decode")
+# The roles, and what no process of theirs takes.
+ROLES: dict[str, tuple[type, ...]] = {
+    "proxy": (TransferConfig, WorkerConfig, ServeConfig),
+    "prefill": (ProxyConfig, ServeConfig),
+    "decode": (ProxyConfig, ServeConfig),
+}
 
 
 def load(path: str, role: str = "") -> dict[str, Any]:
@@ -51,7 +56,7 @@ def _read(path: str) -> dict[Any, Any]:
 
 
 def _named(path: str, options: dict[Any, Any], section: str = "") -> dict[str, Any]:
-    """Keys as field names; a key that is no option, or has no value, is refused."""
+    """Keys as field names; a key that is no option there, or has no value, is refused."""
     known = options_of(ALL_CONFIGS)
     named = {}
     for key, value in options.items():
@@ -61,5 +66,7 @@ def _named(path: str, options: dict[Any, Any], section: str = "") -> dict[str, A
             raise ConfigError(f"--config: {where} in {path} is no option")
         if value is None:
             raise ConfigError(f"--config: {where} in {path} has no value")
+        if section and name in options_of(ROLES[section]):
+            raise ConfigError(f"--config: {where} in {path} is no option of a process of that role")
         named[name] = value
     return named

@@ -71,6 +71,8 @@ def test_the_file_may_be_named_by_the_environment_and_give_just_a_number_of_work
     [
         ("max-num-seq: 3", "max-num-seq in .* is no option"),
         ("prefill: {max-num-seq: 3}", r"prefill\.max-num-seq in .* is no option"),
+        ("prefill: {port: 3}", r"prefill\.port in .* is no option of a process of that role"),
+        ("proxy: {transfer-port: 3}", r"proxy\.transfer-port in .* is no option of a process of that role"),
         ("port:", "port in .* has no value"),
         ("- 1", "must hold options by name"),
         ("a: [", "is not YAML"),
