@@ -19,11 +19,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from common.tokenizer import Tokenizer
 
 MAX_KEPT = 64  # compiled grammars kept for the next request with the same one
-# Bounds of one grammar. In time about 20 ms to compile and 15 ms a token, in the worst case.
+# Bounds of one grammar, so that no text of a few bytes, such as (b{900}){1000}, holds up a step for longer
+# than about half a second.
 LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
+    initial_lexer_fuel=250_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
+    max_items_in_row=10_000,  # of 2000 choices each takes one
     max_lexer_states=50_000,
     max_grammar_size=200_000,
     verbose_errors=False,
@@ -50,7 +52,7 @@ class Automaton:
             if self.is_complete:
                 continue
             if not self.matcher.consume_token(token_id):
-                raise GrammarError(f"token {token_id} of the output is not in the grammar")
+                raise GrammarError(f"the grammar cannot take token {token_id}: {_reason(self.matcher)}")
             self.is_complete = token_id in self.eos_token_ids or self.matcher.is_stopped()
 
     def mask(self) -> bytes:
@@ -58,8 +60,15 @@ class Automaton:
         where the output may end."""
         mask = self.matcher.compute_bitmask()
         if self.matcher.is_error() or not any(mask):
-            raise GrammarError(f"the grammar cannot go on: {self.matcher.get_error() or 'no token fits'}")
+            raise GrammarError(_reason(self.matcher))
         return mask
+
+    def probe(self) -> None:
+        """Take one step that the grammar allows: what no output fits, or what is too large to be followed,
+        shows then. Raises GrammarError."""
+        mask = self.mask()
+        byte = next(index for index, bits in enumerate(mask) if bits)
+        self.read([8 * byte + (mask[byte] & -mask[byte]).bit_length() - 1])
 
 
 @dataclass(slots=True)
@@ -100,7 +109,8 @@ class Grammars:
         if matcher is None:
             matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
             if matcher.is_error():
-                raise GrammarError(matcher.get_error().strip())
+                raise GrammarError(_reason(matcher))
+            Automaton(matcher.deep_copy(), self.eos_token_ids).probe()
             self._keep(grammar, matcher)
         return Automaton(matcher.deep_copy(), self.eos_token_ids)
 
@@ -122,6 +132,12 @@ class Grammars:
             self._vocabulary.set_result(LLTokenizer(source, self.vocab_size, ends))
         except Exception as error:  # noqa: BLE001 (raised again by whoever waits for the result)
             self._vocabulary.set_exception(error)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Why it has stopped."""
+    text = matcher.get_error().removesuffix("<non-verbose/>").strip()
+    return "no output fits the grammar" if text in ("", "NoExtensionBias") else text
 
 
 class Vocabulary:

@@ -106,8 +106,9 @@ def _of_structured(given: StructuredOutputs | None) -> list[Constraint]:
     ]
     if given.json_object:
         found.append(Constraint("structured_outputs", json_grammar(ANY_OBJECT)))
-    if not found:
-        raise invalid("structured_outputs", f"structured_outputs needs one of {', '.join(kinds)}")
+    if len(found) != 1:
+        text = f"structured_outputs takes one of {', '.join(kinds)}, json_object, not {len(found)} of them"
+        raise invalid("structured_outputs", text)
     return found
 
 

@@ -78,7 +78,7 @@ def test_after_the_end_nothing_but_the_end_may_come(grammars: Grammars) -> None:
 
 
 def test_an_output_that_is_not_in_the_grammar_is_an_error(grammars: Grammars) -> None:
-    with pytest.raises(GrammarError, match="not in the grammar"):
+    with pytest.raises(GrammarError, match="cannot take token"):
         grammars.compile(WORDS).read(ids("abq"))
 
 
@@ -99,6 +99,30 @@ def test_an_output_that_is_not_in_the_grammar_is_an_error(grammars: Grammars) ->
 def test_a_grammar_that_is_none_is_an_error_with_a_reason(grammars: Grammars, grammar: str) -> None:
     with pytest.raises(GrammarError, match=r"\w"):
         grammars.compile(grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        LLMatcher.grammar_from_regex(r"[^\s\S]"),
+        LLMatcher.grammar_from_json_schema({"$ref": "#"}),
+        LLMatcher.grammar_from_lark("start: start"),
+    ],
+)
+def test_a_grammar_that_no_output_fits_is_refused_before_it_is_used(grammars: Grammars, grammar: str) -> None:
+    with pytest.raises(GrammarError, match="no output fits the grammar"):
+        grammars.compile(grammar)
+
+
+def test_a_grammar_too_large_to_be_followed_is_refused_before_it_is_used(grammars: Grammars) -> None:
+    with pytest.raises(GrammarError, match="too many expressions"):
+        grammars.compile(LLMatcher.grammar_from_regex("(b{900}){1000}c"))
+
+
+def test_two_thousand_choices_can_be_followed(grammars: Grammars) -> None:
+    words = [f"{number:04d}" * 3 for number in range(2000)]
+    grammar = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(word) for word in words))
+    assert allowed(grammars, grammar, "1999199") == "9"
 
 
 def test_a_vocabulary_without_an_end_takes_no_grammar() -> None:

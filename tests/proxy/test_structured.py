@@ -72,6 +72,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": r"[^\s\S]"}}, "structured_outputs"),
+    ({"guided_regex": "(b{900}){1000}c"}, "guided_regex"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
 ]
