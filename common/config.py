@@ -6,6 +6,7 @@ in the docs, from these classes. Objects are frozen and checked when made; a bad
 naming the option.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -131,6 +132,9 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         require(len(self.proxies) > 0, "proxies", "must name at least one proxy")
+        for address in self.proxies:
+            fits = re.fullmatch(r"tcp://[^\s/]+:[0-9]{1,5}", address) is not None
+            require(fits, "proxies", f"must be addresses such as tcp://host:7000, not {address!r}")
         for name in ("transfer_port", "metrics_port"):
             require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
         require(self.heartbeat_interval_s > 0, "heartbeat_interval_s", "must be positive")

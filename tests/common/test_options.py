@@ -106,6 +106,11 @@ def test_a_missing_cluster_file_is_refused_by_name() -> None:
         (TransferConfig, ["--stall-timeout-s", "nan"], "--stall-timeout-s: expected a number"),
         (TransferConfig, ["--stall-timeout-s", "inf"], "--stall-timeout-s: expected a number"),
         (WorkerConfig, ["--cores", "0-x"], "--cores: expected numbers or ranges"),
+        (
+            WorkerConfig,
+            ["--proxies", "a:7000"],
+            "--proxies must be addresses such as tcp://host:7000, not 'a:7000'",
+        ),
         (ProxyConfig, ["--port", "70000"], "--port must lie in 0..65535"),
         (ProxyConfig, ["--prot", "1"], r"unknown option --prot \(did you mean --port\?\)"),
         (ProxyConfig, ["--por", "1"], "unknown option --por"),
@@ -174,7 +179,7 @@ engines = st.builds(
 )
 workers = st.builds(
     WorkerConfig,
-    proxies=st.lists(words, min_size=1).map(tuple),
+    proxies=st.lists(st.integers(1, 65535).map("tcp://a-host:{}".format), min_size=1).map(tuple),
     cores=st.lists(st.integers(0, 9999)).map(tuple),
     heartbeat_interval_s=st.floats(min_value=1e-6, max_value=1e9),
 )
