@@ -374,13 +374,17 @@ async def test_a_lost_proxy_takes_its_requests_with_it() -> None:
         await proxy.until(lambda: len(proxy.output("a")) >= 2)
         await proxy.close()
         async with asyncio.timeout(TIMEOUT_S):
-            while (
-                any(s.num_requests for s in running.services.values())
-                or running.decode_engine.load().num_running
-            ):
+            while not is_at_rest(running):
                 await asyncio.sleep(0.02)
-        load = running.decode_engine.load()
-        assert load.num_free_blocks == load.num_blocks
+
+
+def is_at_rest(running: Cluster) -> bool:
+    load = running.decode_engine.load()
+    return (
+        not any(service.num_requests for service in running.services.values())
+        and load.num_running == 0
+        and load.num_free_blocks == load.num_blocks
+    )
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
