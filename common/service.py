@@ -34,6 +34,7 @@ from common.sequence import SequenceKey
 logger = logging.getLogger(__name__)
 
 BLOCK_NEWS_INTERVAL_S = 0.05  # between messages about the prefix cache at least
+UNHEARD_S = 5.0  # proxies that have not answered by then are named
 FLUSH_S = 1.0  # for the last tokens of a drained worker to leave
 
 
@@ -92,16 +93,23 @@ class Service:
         conversations = [asyncio.create_task(self._converse(channel)) for channel in self._channels]
         heart = asyncio.create_task(self._heartbeat())
         conversations.append(asyncio.create_task(self._tell_blocks()))
+        naming = asyncio.get_running_loop().call_later(UNHEARD_S, self._name_the_unheard)
         try:
             done, _ = await asyncio.wait([heart, *conversations], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
+            naming.cancel()
             for task in (heart, *conversations):
                 task.cancel()
             await asyncio.gather(heart, *conversations, return_exceptions=True)
             for channel in self._channels:
                 channel.close(FLUSH_S if self._draining else 0.0)
+
+    def _name_the_unheard(self) -> None:
+        for channel in self._channels:
+            if channel.proxy_incarnation is None:
+                logger.warning("no proxy has answered at %s yet; trying on", channel.address)
 
     def drain(self) -> None:
         """Take no new work; ``run`` returns when nothing is under way, or when the drain time is over."""

@@ -1,0 +1,52 @@
+import asyncio
+import logging
+
+import pytest
+
+from common import service
+from common.config import WorkerConfig
+from common.messages import Generate, Status
+from common.pool import CacheEvents
+from common.sequence import SequenceKey
+from common.service import Service
+from tests.proxy.scripted import status_of
+
+TIMEOUT_S = 30.0
+
+
+class Idle:
+    """A role with nothing to do, and its book of blocks."""
+
+    def status(self, draining: bool) -> Status:
+        return status_of("decode", "d1", draining=draining)
+
+    def generate(self, message: Generate) -> None: ...
+
+    def abort(self, key: SequenceKey, reason: str) -> None: ...
+
+    def idle(self) -> bool:
+        return True
+
+    def drain(self) -> None: ...
+
+    def take_events(self) -> CacheEvents:
+        return CacheEvents((), ())
+
+    def cached_hashes(self) -> tuple[CacheEvents, tuple[bytes, ...]]:
+        return CacheEvents((), ()), ()
+
+
+async def test_a_proxy_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "UNHEARD_S", 0.0)
+    address = "tcp://127.0.0.1:1"
+    role = Idle()
+    tested = Service(WorkerConfig(proxies=(address,)), "d1", role, role)
+    with caplog.at_level(logging.WARNING):
+        running = asyncio.create_task(tested.run())
+        async with asyncio.timeout(TIMEOUT_S):
+            while not any(address in message for message in caplog.messages):
+                await asyncio.sleep(0.01)
+            tested.drain()
+            await running
