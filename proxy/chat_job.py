@@ -6,7 +6,7 @@ from proxy.assistant import Dialect
 from proxy.call_grammar import calls_grammar
 from proxy.errors import invalid
 from proxy.job import Job
-from proxy.prompts import Limits, Wish, render, text_prompt
+from proxy.prompts import Limits, Wish, check_fit, render, text_prompt
 from proxy.reasoning import CLOSE, OPEN
 from proxy.schema import ChatBody, Options, read, unknown_fields
 from proxy.served_model import ServedModel
@@ -29,8 +29,9 @@ async def build_chat_job(options: Options, own: ChatBody, model: ServedModel, li
     check_count(options, 1, limits)
     choice = choose_tools(own.tools, own.tool_choice, own.parallel_tool_calls)
     variables = own.chat_template_kwargs or {}
-    text = render(own.messages, model, own.add_generation_prompt is not False, variables, choice.tools)
     wish = Wish("messages", options.max_completion_tokens or options.max_tokens, limits.max_model_len)
+    check_fit(len(own.messages), wish, limits)  # before the work: each is a token at least
+    text = render(own.messages, model, own.add_generation_prompt is not False, variables, choice.tools)
     prompt = await text_prompt(text, False, wish, model, limits)
     dialect = _dialect(text, choice, model)
     constraint = _constraint(constraint_of(options), choice, dialect, model)

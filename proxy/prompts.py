@@ -110,13 +110,13 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
 
 async def text_prompt(text: str, special: bool, wish: Wish, model: ServedModel, limits: Limits) -> Prompt:
     fewest = -(-len(text) // model.longest_token)
-    _check_fit(fewest, wish, limits)  # before the work of counting exactly
+    check_fit(fewest, wish, limits)  # before the work of counting exactly
     ids = await encode(text, wish.param, model, special)
     return _prompt(ids, text, wish, limits)
 
 
 def token_prompt(ids: list[int], wish: Wish, model: ServedModel, limits: Limits) -> Prompt:
-    _check_fit(len(ids), wish, limits)
+    check_fit(len(ids), wish, limits)
     check_token_ids(wish.param, ids, model)
     return _prompt(ids, model.tokenizer.decode(ids), wish, limits)
 
@@ -140,11 +140,11 @@ def check_token_ids(param: str, ids: "list[int] | dict[int, float]", model: Serv
 def _prompt(ids: list[int], text: str, wish: Wish, limits: Limits) -> Prompt:
     if not ids:
         raise invalid(wish.param, "the prompt is empty")
-    left = _check_fit(len(ids), wish, limits)
+    left = check_fit(len(ids), wish, limits)
     return Prompt(tuple(ids), text, wish.max_tokens or min(wish.default_tokens, left))
 
 
-def _check_fit(num_prompt: int, wish: Wish, limits: Limits) -> int:
+def check_fit(num_prompt: int, wish: Wish, limits: Limits) -> int:
     """How many tokens are left for the output; raises ApiError where prompt or output do not fit."""
     num_output = wish.max_tokens or 1
     limit, what = limits.max_model_len, "the model or --max-model-len"

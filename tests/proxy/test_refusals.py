@@ -227,6 +227,17 @@ async def test_a_prompt_that_is_too_long_is_told_with_both_numbers(system: Syste
     assert fits.status_code == 200
 
 
+async def test_more_messages_than_the_context_has_tokens_are_refused_without_rendering_them(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of thousands would keep all other clients waiting."""
+    monkeypatch.setattr("proxy.chat_job.render", None)
+    body = {"messages": [{"role": "user", "content": ""}] * 5000}
+    reply = await system.client.post("/v1/chat/completions", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+
+
 async def test_an_unknown_model_is_not_found(system: System) -> None:
     for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
         reply = await system.client.post(path, json=body | {"model": "gpt-9"})
