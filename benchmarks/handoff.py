@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+from contextlib import ExitStack
 from statistics import median
 from typing import NamedTuple
 
@@ -36,10 +37,15 @@ class Row(NamedTuple):
         return self.parts_ms["exposed_transfer_s"] / self.parts_ms["prefill_s"]
 
 
+class Replies(NamedTuple):
+    pair: list[Reply]
+    colocated: list[Reply]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.handoff", description=__doc__)
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[128, 512, 2048])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, help="in each order of starting the two")
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument(
         "--option", action="append", default=[], help="passed to both, e.g. --option=--transport=ucx"
@@ -54,27 +60,43 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(prompt_tokens: list[int], rounds: int, options: list[str]) -> list[Row]:
+    """Which of two processes was started first shows in their speed, by where their memory lies: so both
+    orders."""
+    replies: dict[int, Replies] = {num_tokens: Replies([], []) for num_tokens in prompt_tokens}
+    for pair_first in (True, False):
+        with ExitStack() as stack:
+            pair, colocated = start_both(stack, pair_first, options)
+            for num_tokens in prompt_tokens:
+                take_turns(pair, colocated, num_tokens, rounds, replies[num_tokens])
+    return [row_of(num_tokens, found) for num_tokens, found in replies.items()]
+
+
+def start_both(stack: ExitStack, pair_first: bool, options: list[str]) -> tuple[Server, Server]:
     first_core = sorted(os.sched_getaffinity(0))[0]
-    with (
-        serving("--disaggregate=always", *options) as pair,
-        serving(*options, "--colocated", f"--cores={first_core}") as colocated,
-    ):
-        return [measure_length(pair, colocated, num_tokens, rounds) for num_tokens in prompt_tokens]
+    pair = serving("--disaggregate=always", *options)
+    colocated = serving(*options, "--colocated", f"--cores={first_core}")
+    if pair_first:
+        return stack.enter_context(pair), stack.enter_context(colocated)
+    other = stack.enter_context(colocated)
+    return stack.enter_context(pair), other
 
 
-def measure_length(pair: Server, colocated: Server, num_tokens: int, rounds: int) -> Row:
+def take_turns(pair: Server, colocated: Server, num_tokens: int, rounds: int, replies: Replies) -> None:
     chooser = random.Random(num_tokens)
-    ours: list[Reply] = []
-    theirs: list[Reply] = []
-    for _ in range(rounds + 1):  # the first one warms up
-        for server, replies in ((pair, ours), (colocated, theirs)):
+    for number in range(-1, rounds):  # the first one warms up
+        for server, found in ((pair, replies.pair), (colocated, replies.colocated)):
             prompt = [chooser.randrange(VOCABULARY) for _ in range(num_tokens)]
-            replies.append(server.complete(prompt, max_tokens=8))
-    parts = {name: 1e3 * median(r.timings.get(name, 0.0) for r in ours[1:]) for name in PARTS}
+            reply = server.complete(prompt, max_tokens=8)
+            if number >= 0:
+                found.append(reply)
+
+
+def row_of(num_tokens: int, replies: Replies) -> Row:
+    parts = {name: 1e3 * median(r.timings.get(name, 0.0) for r in replies.pair) for name in PARTS}
     return Row(
         num_tokens,
-        1e3 * median(reply.ttft_s for reply in ours[1:]),
-        1e3 * median(reply.ttft_s for reply in theirs[1:]),
+        1e3 * median(reply.ttft_s for reply in replies.pair),
+        1e3 * median(reply.ttft_s for reply in replies.colocated),
         parts,
     )
 
