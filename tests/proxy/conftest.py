@@ -3,6 +3,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -78,6 +79,13 @@ class System:
         return await self._stack.enter_async_context(
             running(ScriptedWorker(self.control, role, script, **status))
         )
+
+    async def stream(self, body: dict[str, Any], seen: asyncio.Event) -> None:
+        """A completion, of which the client says when it has ``seen`` the first token."""
+        async with self.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    seen.set()
 
     async def settled(self) -> None:
         """Nothing is under way any more; fails when something stays."""

@@ -224,6 +224,18 @@ def speaks(text: bytes, finish: FinishReason = "length") -> Script:
     return script
 
 
+def speaks_in_two(text: bytes, seen: asyncio.Event) -> Script:
+    """The first token, and the others once the client has ``seen`` it: so there is time between two tokens,
+    which may else arrive together."""
+
+    async def script(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.say(generate, 0, (text[0],))
+        await seen.wait()
+        worker.say(generate, 1, tuple(text[1:]), "length")
+
+    return script
+
+
 def answers(text: str, end: int = 256) -> Script:
     """A decode worker that says the text, one message per token, and then the token ``end``."""
 

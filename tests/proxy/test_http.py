@@ -8,10 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.config import ProxyConfig
-from common.messages import Generate
 from proxy.served_model import ServedModel
 from tests.proxy.conftest import System, system_of
-from tests.proxy.scripted import WAIT_S, ScriptedWorker, speaks
+from tests.proxy.scripted import WAIT_S, speaks, speaks_in_two
 
 BODY = {"prompt": "say", "max_tokens": 2}
 
@@ -141,21 +140,11 @@ async def test_workers_are_shown(system: System) -> None:
 
 
 async def test_metrics_count_what_happened(system: System) -> None:
-    """The rest of the output comes when the client has its first token: so there is a time between two."""
     seen = asyncio.Event()
-
-    async def script(worker: ScriptedWorker, generate: Generate) -> None:
-        worker.say(generate, 0, (104,))
-        await seen.wait()
-        worker.say(generate, 1, (101, 108, 108, 111), "length")
-
     counters = {"transfers_received_total": 3.0, "transfers_refused_total:overloaded": 2.0}
-    decode = await system.worker("decode", script, counters=counters)
+    decode = await system.worker("decode", speaks_in_two(b"hello", seen), counters=counters)
     body = {"prompt": "say", "max_tokens": 5}
-    async with system.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
-        async for line in reply.aiter_lines():
-            if line.startswith("data: {"):
-                seen.set()
+    await system.stream(body, seen)
     await system.client.post("/v1/completions", json=body)
     await system.client.post("/v1/completions", json={"prompt": "say", "temperature": -1})
     await system.settled()

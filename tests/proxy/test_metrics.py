@@ -1,3 +1,4 @@
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from proxy.metric_docs import page
 from proxy.metrics import PROXY_METRICS, WORKER_UP
 from proxy.served_model import ServedModel
 from tests.proxy.conftest import System, system_of
-from tests.proxy.scripted import LOAD, speaks
+from tests.proxy.scripted import LOAD, speaks, speaks_in_two
 
 ROOT = Path(__file__).parent.parent.parent
 BODY = {"prompt": "say", "max_tokens": 5}
@@ -98,8 +99,10 @@ async def test_good_is_what_keeps_to_the_targets(
     model: ServedModel, config: ProxyConfig, num_good: int
 ) -> None:
     async with system_of(model, config) as system:
-        await system.worker("decode", speaks(b"hello"))
-        await system.client.post("/v1/completions", json=BODY)
+        seen = asyncio.Event()
+        await system.worker("decode", speaks_in_two(b"hello", seen))
+        await system.stream(BODY, seen)
+        await system.settled()
         samples = await samples_of(system)
     assert samples["baton_request_success_total", "length"] == 1
     assert samples["baton_requests_good_total",] == num_good
