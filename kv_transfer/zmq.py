@@ -77,7 +77,6 @@ class Dealer:
         self._socket.raw.reconnect_ivl = -1
         self._connection = MailboxConnection(address, self, limits)
         self._ring = Ring.create(limits.window_bytes) if endpoint.startswith("ipc://") else None
-        self._ring_found = False
 
     def start(self) -> MailboxConnection:
         self._socket.start(self)
@@ -93,7 +92,7 @@ class Dealer:
     def post(self, parts: Sequence[Buffer]) -> None:
         head, payload = parts[0], parts[1:]
         fits = RING_PAYLOAD_BYTES <= size_of(payload) <= self._limits.window_bytes // 2
-        if fits and self._ring_found and self._ring is not None:
+        if fits and self._ring is not None:  # no payload goes out before WELCOME
             payload = [b"", self._ring.write(payload)]
         else:
             payload = list(cut(payload, FRAME_BYTES, GATHER_BYTES))
@@ -113,8 +112,9 @@ class Dealer:
 
     def arrived(self, frames: Sequence[zmq.Frame]) -> None:
         if self._ring is not None and not self._connection.was_open:
-            self._ring_found = len(frames) > 1 and frames[1].bytes == RING_FOUND
             self._ring.was_opened()
+            if len(frames) < 2 or frames[1].bytes != RING_FOUND:
+                self._ring = None
         self._connection.deliver([frame.buffer for frame in frames])
 
     def happened(self, event: int, descriptor: int) -> None:
