@@ -2,11 +2,12 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 
 START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 300.0
 
 
@@ -76,19 +78,36 @@ def serving(*options: str) -> Iterator[Server]:
     """``baton serve`` with ``options``, ready; ended afterwards."""
     port = free_port()
     command = [sys.executable, "-m", "control_plane", "serve", "--port", str(port), *options]
+    with running(command, port) as server:
+        yield server
+
+
+@contextmanager
+def running(
+    command: list[str],
+    port: int,
+    ready_path: str = "/ready",
+    start_timeout_s: float = START_TIMEOUT_S,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """A server that listens on ``port``, once it is ready; ended afterwards, with what it started."""
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ.copy()
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=dict(os.environ if environment is None else environment),
+        start_new_session=True,
     )
     server = Server(f"http://127.0.0.1:{port}")
     try:
-        wait_ready(server, process)
+        wait_ready(server, process, ready_path, start_timeout_s)
         yield server
     finally:
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_ready(

@@ -1,12 +1,11 @@
 """llama.cpp's server, built beforehand: see https://github.com/ggml-org/llama.cpp for how."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.server import Server, free_port, wait_ready
+from benchmarks.server import Server, free_port, running
 from common import model_source
 from common.config import DEFAULT_MODEL
 
@@ -20,11 +19,5 @@ def serving(program: Path, num_slots: int = 32) -> Iterator[Server]:
     model = model_source.resolve(DEFAULT_MODEL).weights[0]
     options = ["-t", str(num_threads), "-tb", str(num_threads), "-np", str(num_slots), "-c", "16384"]
     command = [str(program), "-m", str(model), "--port", str(port), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    server = Server(f"http://127.0.0.1:{port}")
-    try:
-        wait_ready(server, process, "/health", START_TIMEOUT_S)
+    with running(command, port, "/health", START_TIMEOUT_S) as server:
         yield server
-    finally:
-        process.terminate()
-        process.wait(60)

@@ -14,7 +14,7 @@ from ctypes.util import find_library
 from pathlib import Path
 
 from benchmarks import hugging_face
-from benchmarks.server import Server, free_port, wait_ready
+from benchmarks.server import Server, free_port, running
 from common.cache_directory import cache_directory
 
 VERSION = "0.32.0"
@@ -62,20 +62,7 @@ def serving() -> Iterator[Server]:
     variables.pop("OMP_NUM_THREADS", None)
     program = [str(environment / "bin" / "vllm"), "serve", str(hugging_face.directory())]
     options = [f"--served-model-name={MODEL_NAME}", "--dtype=bfloat16", "--max-model-len=4096"]
-    process = subprocess.Popen(
-        [*program, *options, f"--port={port}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=variables,
-        start_new_session=True,
-    )
-    server = Server(f"http://127.0.0.1:{port}")
-    try:
-        wait_ready(server, process, "/health", START_TIMEOUT_S)
+    with running(
+        [*program, *options, f"--port={port}"], port, "/health", START_TIMEOUT_S, variables
+    ) as server:
         yield server
-    finally:
-        process.terminate()  # its engine process ends with it
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
