@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,9 +154,11 @@ class Cluster:
         relayed_control: bool = False,
         max_fds: int = 0,
         forked: bool = True,
+        placed: Callable[[str, list[str]], list[str]] = lambda _, argv: argv,
     ) -> None:
         """``options`` go to all workers. ``max_fds`` limits each process; 0: no limit of ours. ``forked``:
-        workers start fast, see ``tests.faults.nursery``."""
+        workers start fast, see ``tests.faults.nursery``. ``placed`` puts a process, by its name and command
+        line, somewhere else than on loopback."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.relays: dict[str, Relay] = {}
@@ -165,6 +167,7 @@ class Cluster:
         self.url = f"http://127.0.0.1:{self.http_port}"
         self._model = model
         self._max_fds, self._forked = max_fds, forked
+        self._placed = placed
         self._relayed, self._relayed_control = relayed, relayed_control
         ports = [f"--port={self.http_port}", f"--control-port={self.control_port}"]
         # Short prompts would stay where they are decoded, and most faults without an effect.
@@ -197,7 +200,7 @@ class Cluster:
     def _add(self, name: str, options: list[str]) -> None:
         module = MODULES[name.rstrip("0123456789")]
         environment = thread_variables(1) | {"PYTHONUNBUFFERED": "1"}
-        argv = ["-m", module, *options]
+        argv = self._placed(name, ["-m", module, *options])
         forked = self._forked and module != "proxy"
         log = self.directory / f"{name}.log"
         self.processes[name] = Process(name, argv, log, environment, self._max_fds, forked)
