@@ -15,6 +15,16 @@ TILE = 4096  # values of a program: 32 a thread with 4 warps, four loads of 16 b
 
 
 @triton.jit
+def tile(NUM_ROWS, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Of a block: this program's rows [ROWS], where in the block their values lie, and which of these places
+    are inside it, [ROWS, DIM_BLOCK] both."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    dim = tl.arange(0, DIM_BLOCK)
+    inside = (row < NUM_ROWS)[:, None] & (dim < HEAD_DIM)[None, :]
+    return row, row[:, None] * HEAD_DIM + dim[None, :], inside
+
+
+@triton.jit
 def gather_kernel(
     cache_ptr,  # [N, R, D]
     ids_ptr,  # [n] int64
@@ -30,10 +40,7 @@ def gather_kernel(
     # Grid (n, R / ROWS): a tile of ROWS x D.
     index = tl.program_id(0).to(tl.int64)
     source = tl.load(ids_ptr + index)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    dim = tl.arange(0, DIM_BLOCK)
-    inside = (row < NUM_ROWS)[:, None] & (dim < HEAD_DIM)[None, :]
-    at = row[:, None] * HEAD_DIM + dim[None, :]
+    row, at, inside = tile(NUM_ROWS, HEAD_DIM, DIM_BLOCK, ROWS)
     size = NUM_ROWS * HEAD_DIM
     values = tl.load(cache_ptr + source * size + at, mask=inside, other=0.0).to(tl.float32)
     if LARGEST > 0:
@@ -60,10 +67,7 @@ def scatter_kernel(
     # Grid (n, R / ROWS): a tile of ROWS x D.
     index = tl.program_id(0).to(tl.int64)
     target = tl.load(ids_ptr + index)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    dim = tl.arange(0, DIM_BLOCK)
-    inside = (row < NUM_ROWS)[:, None] & (dim < HEAD_DIM)[None, :]
-    at = row[:, None] * HEAD_DIM + dim[None, :]
+    row, at, inside = tile(NUM_ROWS, HEAD_DIM, DIM_BLOCK, ROWS)
     size = NUM_ROWS * HEAD_DIM
     values = tl.load(values_ptr + index * size + at, mask=inside).to(tl.float32)
     if HAS_SCALES:
@@ -91,25 +95,32 @@ def quantize_blocks(cache: Tensor, block_ids: Tensor, dtype: torch.dtype) -> tup
 
 def launch_gather(cache: Tensor, block_ids: Tensor, out: Tensor, scales: Tensor, largest: float) -> None:
     assert cache.is_contiguous() and out.is_contiguous()
-    _, num_rows, head_dim = cache.shape
-    dim_block = power_of_two(head_dim)
-    rows = max(1, min(TILE // dim_block, power_of_two(num_rows)))
     if out.numel():
-        gather_kernel[(len(block_ids), triton.cdiv(num_rows, rows))](
-            cache, block_ids, out, scales, num_rows, LARGEST=largest,
-            IS_INTEGER=not out.dtype.is_floating_point, HEAD_DIM=head_dim, DIM_BLOCK=dim_block, ROWS=rows,
-        )  # fmt: skip
+        grid, shape = tiles(cache, len(block_ids))
+        is_integer = not out.dtype.is_floating_point
+        gather_kernel[grid](
+            cache, block_ids, out, scales, cache.shape[1], LARGEST=largest, IS_INTEGER=is_integer, **shape
+        )
 
 
 def scatter_blocks(values: Tensor, scales: Tensor | None, block_ids: Tensor, cache: Tensor) -> None:
     """Write ``values`` [n, R, D], times ``scales`` [n, R] if there are any, into the blocks ``block_ids`` [n]
     int64, which must differ, of ``cache`` [N, R, D]."""
     assert cache.is_contiguous() and values.is_contiguous()
+    if values.numel():
+        grid, shape = tiles(cache, len(block_ids))
+        has_scales = scales is not None
+        factors = scales if has_scales else values
+        scatter_kernel[grid](
+            values, factors, block_ids, cache, cache.shape[1], HAS_SCALES=has_scales, **shape
+        )
+
+
+def tiles(cache: Tensor, num_blocks: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid over ``num_blocks`` blocks of ``cache`` [N, R, D], and the sizes that ``tile`` wants."""
     _, num_rows, head_dim = cache.shape
     dim_block = power_of_two(head_dim)
     rows = max(1, min(TILE // dim_block, power_of_two(num_rows)))
-    if values.numel():
-        scatter_kernel[(len(block_ids), triton.cdiv(num_rows, rows))](
-            values, values if scales is None else scales, block_ids, cache, num_rows,
-            HAS_SCALES=scales is not None, HEAD_DIM=head_dim, DIM_BLOCK=dim_block, ROWS=rows,
-        )  # fmt: skip
+    return (num_blocks, triton.cdiv(num_rows, rows)), {
+        "HEAD_DIM": head_dim, "DIM_BLOCK": dim_block, "ROWS": rows,
+    }  # fmt: skip
