@@ -30,7 +30,7 @@ from common.messages import Histogram, Load, ModelInfo, Pace, Refusal, WorkerErr
 from common.pool import BlockPool, CacheEvents
 from common.prompt_logprobs import note_prompt_logprobs
 from common.roster import Reservation, Roster
-from common.sampler import Draw, draw, sample
+from common.sampler import PLAIN, SamplingOps, sample
 from common.scheduler import Sampled, Scheduler, Work
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.step_meter import StepMeter
@@ -68,10 +68,10 @@ class Engine:
         eos_token_ids: Collection[int],
         max_parked_blocks: int | None = None,
         grammars: Grammars | None = None,
-        draw: Draw = draw,
+        sampling: SamplingOps = PLAIN,
     ) -> None:
         """Without ``grammars``, sequences that must follow one are refused."""
-        self._draw = draw
+        self._sampling = sampling
         self.cache = cache
         self.layout = cache.layout
         self.model = model
@@ -173,7 +173,7 @@ class Engine:
             self.cache.synchronize()
             return []
         logits = self._language_model.logits(hidden[batch.sample_rows])
-        return sample(logits, sampling, self._eos_token_ids, self._draw)
+        return sample(logits, sampling, self._eos_token_ids, self._sampling)
 
     def _end_all(self, error: WorkerError) -> None:
         with self._changed:

@@ -11,6 +11,7 @@ Log-probabilities are those of the model, before all that.
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +21,29 @@ from common.grammar import Automaton, GrammarError
 from common.messages import Sampling, TokenLogprob, WorkerError
 from common.scheduler import Sampled
 from common.sequence import Sequence
+from kernels import specification
 
 GREEDY_BELOW = 1e-5  # temperatures that leave nothing to chance
 NUCLEUS_GUESS = 256  # candidates that usually hold the top-p mass; sorting all costs twenty times as much
-# (logits [V] float32, temperature, min_p, top_k, top_p, chance in [0, 1)) -> token
-Draw = Callable[[Tensor, float, float, int, float, float], int]
 NOT_FINITE = WorkerError("internal", "the model's output is not finite")
+Choice = tuple[float, float, int, float, float]  # temperature, min-p, top-k (0: all), top-p, chance in [0, 1)
+
+
+class SamplingOps(NamedTuple):
+    """The arithmetic, all sequences of a step in one call."""
+
+    draw: Callable[[list[Tensor], list[Choice]], list[int]]  # a token for each row of logits [V] float32
+    # As ``kernels.specification.penalize``, which is quick on CPUs: it looks at the tokens so far alone.
+    penalize: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def one_by_one(draw: Callable[[Tensor, float, float, int, float, float], int]) -> SamplingOps:
+    """For CPUs, where rows in company would gain nothing."""
+
+    def draw_each(rows: list[Tensor], choices: list[Choice]) -> list[int]:
+        return [draw(row, *choice) for row, choice in zip(rows, choices, strict=True)]
+
+    return SamplingOps(draw_each, specification.penalize)
 
 
 def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float) -> int:
@@ -42,29 +60,65 @@ def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float
     return int(index)
 
 
+PLAIN = one_by_one(draw)
+
+
 def sample(
-    logits: Tensor, sequences: Iterable[Sequence], eos_token_ids: Collection[int], draw: Draw = draw
+    logits: Tensor, sequences: Iterable[Sequence], eos_token_ids: Collection[int], ops: SamplingOps = PLAIN
 ) -> list[Sampled | WorkerError]:
     """One result per row of ``logits`` [S, V] float32, an error where the row is not finite or its grammar
     cannot go on. Does not change ``logits``."""
-    best = _best(logits)  # not a number counts as best
-    values, token_ids = logits.gather(1, best[:, None]).flatten().tolist(), best.tolist()
-    results: list[Sampled | WorkerError] = []
-    for row, sequence, value, token_id in zip(logits, sequences, values, token_ids, strict=True):
-        if not math.isfinite(value):
-            results.append(NOT_FINITE)
-        elif _takes_best(sequence):
-            results.append(Sampled(token_id))
-        else:
-            results.append(_sample_row(row, sequence, eos_token_ids, draw))
+    results = _best(logits)
+    open_rows = {
+        index: (sequence, row)
+        for index, (sequence, row) in enumerate(zip(sequences, logits, strict=True))
+        if not _takes_best(sequence) and isinstance(results[index], Sampled)
+    }
+    changed = [index for index, (sequence, _) in open_rows.items() if _changes_logits(sequence)]
+    if changed:
+        rows = logits[changed]
+        found = _adjust(rows, [open_rows[index][0] for index in changed], eos_token_ids, ops)
+        for index, row, result in zip(changed, rows, found, strict=True):
+            open_rows[index], results[index] = (open_rows[index][0], row), result
+    _draw_open(results, open_rows, ops)
+    for index, (sequence, _) in open_rows.items():
+        result, number = results[index], sequence.sampling.num_logprobs
+        if number is not None and isinstance(result, Sampled):
+            results[index] = Sampled(result.token_id, logprob_of(logits[index], result.token_id, number))
     return results
 
 
-def _best(logits: Tensor) -> Tensor:
-    """Index of the largest value along the last dimension."""
-    if logits.device.type == "cpu":
-        return torch.as_tensor(logits.numpy().argmax(-1))  # torch's own takes eight times as long
-    return logits.argmax(-1)
+def _draw_open(
+    results: list[Sampled | WorkerError], open_rows: dict[int, tuple[Sequence, Tensor]], ops: SamplingOps
+) -> None:
+    """Replace the best tokens of those that leave something to chance."""
+    drawn = [
+        (index, sequence, row)
+        for index, (sequence, row) in open_rows.items()
+        if sequence.sampling.temperature >= GREEDY_BELOW and isinstance(results[index], Sampled)
+    ]
+    if drawn:
+        tokens = ops.draw([row for _, _, row in drawn], [_choice(sequence) for _, sequence, _ in drawn])
+        for (index, _, _), token_id in zip(drawn, tokens, strict=True):
+            results[index] = Sampled(token_id)
+
+
+def _choice(sequence: Sequence) -> Choice:
+    sampling = sequence.sampling
+    chance = uniform(sampling.seed, len(sequence.token_ids))
+    return sampling.temperature, sampling.min_p, sampling.top_k, sampling.top_p, chance
+
+
+def _best(logits: Tensor) -> list[Sampled | WorkerError]:
+    """The most likely token of each row; an error where the largest value is not finite."""
+    # Not a number counts as largest. On CPUs numpy takes an eighth of torch's time.
+    on_cpu = logits.device.type == "cpu"
+    best = torch.as_tensor(logits.numpy().argmax(-1)) if on_cpu else logits.argmax(-1)
+    values = logits.gather(1, best[:, None]).flatten().tolist()
+    return [
+        Sampled(token_id) if math.isfinite(value) else NOT_FINITE
+        for token_id, value in zip(best.tolist(), values, strict=True)
+    ]
 
 
 def _takes_best(sequence: Sequence) -> bool:
@@ -85,46 +139,30 @@ def _has_penalties(sampling: Sampling) -> bool:
     return bool(sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty)
 
 
-def _sample_row(
-    row: Tensor, sequence: Sequence, eos_token_ids: Collection[int], draw: Draw
-) -> Sampled | WorkerError:
-    sampling = sequence.sampling
-    try:
-        adjusted = _adjust(row, sequence, eos_token_ids)
-    except GrammarError as error:
-        return WorkerError("invalid", str(error))
-    if adjusted is not row and not math.isfinite(adjusted.max()):
-        return NOT_FINITE
-    if sampling.temperature < GREEDY_BELOW:
-        token_id = int(_best(adjusted))
-    else:
-        chance = uniform(sampling.seed, len(sequence.token_ids))
-        token_id = draw(
-            adjusted, sampling.temperature, sampling.min_p, sampling.top_k, sampling.top_p, chance
-        )
-    if sampling.num_logprobs is None:
-        return Sampled(token_id)
-    return Sampled(token_id, logprob_of(row, token_id, sampling.num_logprobs))
+def _adjust(
+    rows: Tensor, sequences: list[Sequence], eos_token_ids: Collection[int], ops: SamplingOps
+) -> list[Sampled | WorkerError]:
+    """Change the logits ``rows`` [S, V] by all that does not depend on temperature -> what is best then."""
+    if any(_has_penalties(sequence.sampling) for sequence in sequences):
+        _penalize(rows, sequences, ops)
+    errors = [_constrain(row, sequence, eos_token_ids) for row, sequence in zip(rows, sequences, strict=True)]
+    return [error or best for error, best in zip(errors, _best(rows), strict=True)]
 
 
-def _adjust(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> Tensor:
-    """The logits [V] after all that does not depend on temperature; ``row`` itself where that is nothing."""
-    sampling = sequence.sampling
-    if not _changes_logits(sequence):
-        return row
-    row = row.clone()
-    if _has_penalties(sampling):
-        _penalize(row, sequence)
+def _constrain(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> WorkerError | None:
+    sampling, automaton = sequence.sampling, sequence.automaton
     if sampling.logit_bias:
         row[list(sampling.logit_bias)] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
-    automaton = sequence.automaton
     if automaton is not None:
-        automaton.read(sequence.token_ids[sequence.num_prompt_tokens :])
+        try:
+            automaton.read(sequence.token_ids[sequence.num_prompt_tokens :])
+        except GrammarError as error:
+            return WorkerError("invalid", str(error))
     if sequence.num_output_tokens < sampling.min_tokens and not (automaton and automaton.is_complete):
         row[[*eos_token_ids, *sampling.stop_token_ids]] = -math.inf
     if automaton is not None:
         row.masked_fill_(_forbidden(automaton, row), -math.inf)
-    return row
+    return None
 
 
 def _forbidden(automaton: Automaton, row: Tensor) -> Tensor:
@@ -133,19 +171,23 @@ def _forbidden(automaton: Automaton, row: Tensor) -> Tensor:
     return torch.from_numpy(bits == 0).to(row.device)
 
 
-def _penalize(row: Tensor, sequence: Sequence) -> None:
-    """Repetition (Keskar et al., 2019) looks at prompt and output, presence and frequency (OpenAI) at the
-    output."""
-    sampling = sequence.sampling
-    if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sequence.token_ids, device=row.device)
-        logits = row[seen]
-        penalty = sampling.repetition_penalty
-        row[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        output = torch.tensor(sequence.token_ids[sequence.num_prompt_tokens :], dtype=torch.int64)
-        counts = torch.bincount(output, minlength=len(row)).to(row.device)
-        row -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+def _penalize(rows: Tensor, sequences: list[Sequence], ops: SamplingOps) -> None:
+    """By the tokens so far; a sequence without penalties has none that count."""
+    token_ids, owners, is_output = [], [], []
+    for index, sequence in enumerate(sequences):
+        if _has_penalties(sequence.sampling):
+            token_ids += sequence.token_ids
+            owners += [index] * len(sequence.token_ids)
+            is_output += [False] * sequence.num_prompt_tokens + [True] * sequence.num_output_tokens
+    kinds = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    penalties = [[getattr(sequence.sampling, kind) for sequence in sequences] for kind in kinds]
+    ops.penalize(
+        rows,
+        torch.tensor(token_ids, device=rows.device),
+        torch.tensor(owners, dtype=torch.int32, device=rows.device),
+        torch.tensor(is_output, device=rows.device),
+        *(torch.tensor(values, dtype=torch.float32, device=rows.device) for values in penalties),
+    )
 
 
 def _nucleus_bound(weights: Tensor, top_p: float) -> Tensor:

@@ -114,8 +114,8 @@ def build_engine(setup: Setup) -> Engine:
     info = ModelInfo(served, files.fingerprint, model_config.vocab_size, max_model_len)
     parked = max(1, int(cache.num_blocks * setup.transfer.max_parked_fraction))
     runner = recorded(model, cache, config, max_model_len)
-    draw = choose_draw(ops)
-    engine = Engine(runner, cache, info, config, model_config.eos_token_ids, parked, grammars, draw)
+    sampling = choose_sampling(ops)
+    engine = Engine(runner, cache, info, config, model_config.eos_token_ids, parked, grammars, sampling)
     logger.info(
         "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
         setup.name, served, computed_as, device, cache.num_blocks, config.block_size,
@@ -150,15 +150,15 @@ def choose_ops(name: str, device: torch.device, num_threads: int) -> Ops:
         raise ConfigError(f"--kernels: {error}") from error
 
 
-def choose_draw(ops: Ops) -> sampler.Draw:
+def choose_sampling(ops: Ops) -> sampler.SamplingOps:
     """How tokens are drawn where ``ops`` compute."""
     if ops is native:
-        return native.draw
+        return sampler.one_by_one(native.draw)
     if ops is cpu:
-        return sampler.draw
+        return sampler.PLAIN
     from kernels import triton  # not to be had on every machine
 
-    return triton.draw
+    return sampler.SamplingOps(triton.draw, triton.penalize)
 
 
 def recorded(model: Model, cache: Cache, config: EngineConfig, max_model_len: int) -> LanguageModel:

@@ -58,10 +58,9 @@ def penalize(
     """Change ``logits`` [S, V] float32 by the tokens so far: ``token_ids`` [n] int64 of the sequences
     ``rows`` [n] int32, of the prompt or ``is_output`` [n] bool; penalties [S] float32. Repetition (Keskar et
     al., 2019) looks at all of them, presence and frequency (OpenAI) at the output."""
-    seen, counts = torch.zeros_like(logits), torch.zeros_like(logits)
-    places = (rows.long(), token_ids)
-    seen[places] = 1
-    counts.index_put_(places, is_output.float(), accumulate=True)
-    weakened = torch.where(logits > 0, logits / repetition[:, None], logits * repetition[:, None])
-    chosen = torch.where(seen > 0, weakened, logits)
-    logits.copy_(chosen - frequency[:, None] * counts - presence[:, None] * (counts > 0))
+    places, owners = torch.unique(rows.long() * logits.shape[1] + token_ids, return_inverse=True)
+    counts = torch.zeros(places.shape, device=logits.device).index_add_(0, owners, is_output.float())
+    row, values = places // logits.shape[1], logits.flatten()[places]
+    values = torch.where(values > 0, values / repetition[row], values * repetition[row])
+    values = values - frequency[row] * counts - presence[row] * (counts > 0)
+    logits.view(-1)[places] = values

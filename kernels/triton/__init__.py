@@ -19,7 +19,7 @@ from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import linear, pack_linear
 from kernels.triton.norm import add_rms_norm, rms_norm
 from kernels.triton.rotary import rotary
-from kernels.triton.sampling import draw
+from kernels.triton.sampling import draw, penalize
 from kernels.triton.store import store_kv
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "linear",
     "pack_linear",
     "paged_attention",
+    "penalize",
     "rms_norm",
     "rotary",
     "silu_mul",

@@ -150,10 +150,13 @@ def draw_each(logits: Tensor, choices: Tensor) -> Tensor:
     return out
 
 
-def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float) -> int:
-    """The same for the logits [V] float32 of one sequence."""
-    choice = torch.tensor([[temperature, min_p, top_k, top_p, chance]], dtype=torch.float64)
-    return int(draw_each(row[None], choice.to(row.device)))
+def draw(rows: list[Tensor], choices: list[tuple[float, float, int, float, float]]) -> list[int]:
+    """The same for rows of logits [V] float32 that lie apart, in one launch."""
+    logits = torch.stack(rows)
+    tokens: list[int] = draw_each(
+        logits, torch.tensor(choices, dtype=torch.float64).to(logits.device)
+    ).tolist()
+    return tokens
 
 
 def penalize(

@@ -16,7 +16,7 @@ from common.messages import ModelInfo
 from common.model import Model
 from common.model_config import ModelConfig
 from common.model_source import ModelFiles
-from common.startup import choose_draw
+from common.startup import choose_sampling
 from kernels import Ops, cpu, triton
 from kernels.triton import decode
 from tests import golden
@@ -53,7 +53,7 @@ def make_engine(model: Model, recorded: bool = False) -> Engine:
     options = EngineConfig(block_size=BLOCK_SIZE, max_num_batched_tokens=24, check_invariants=True)
     runner = model if not recorded else RecordedModel(model, cache.layers, NUM_BLOCKS, 4, MAX_LEN, again)
     card = ModelInfo("tiny", "tiny", config.vocab_size, MAX_LEN)
-    return Engine(runner, cache, card, options, (2,), draw=choose_draw(model.ops))
+    return Engine(runner, cache, card, options, (2,), sampling=choose_sampling(model.ops))
 
 
 def again(step: Step) -> Step:

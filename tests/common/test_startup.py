@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from common import sampler
 from common.config import ConfigError
-from common.startup import choose_device, choose_draw, choose_ops
-from kernels import cpu, native, triton
+from common.startup import choose_device, choose_ops, choose_sampling
+from kernels import Ops, cpu, native, triton
 
 
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:
@@ -29,7 +28,15 @@ def test_kernels_that_are_not_to_be_had_are_refused_by_name() -> None:
         choose_ops("native", torch.device("meta"), 1)
 
 
-def test_tokens_are_drawn_by_the_kernels_that_compute() -> None:
-    assert choose_draw(cpu) is sampler.draw
-    assert choose_draw(native) is native.draw
-    assert choose_draw(triton) is triton.draw
+@pytest.mark.parametrize("ops", [cpu, native, triton])
+def test_tokens_are_drawn_and_logits_penalized_where_they_are_computed(ops: Ops) -> None:
+    if ops is native and native.available() is not None:
+        pytest.skip("no kernels in C here")
+    sampling = choose_sampling(ops)
+    rows = torch.tensor([[0.0, 9.0, 1.0], [7.0, 0.0, -1.0]])
+    assert sampling.draw(list(rows), [(1.0, 0.0, 1, 1.0, 0.5)] * 2) == [1, 0]
+    one = torch.ones(2)
+    sampling.penalize(
+        rows, torch.tensor([1]), torch.tensor([0]).int(), torch.tensor([True]), 3 * one, one, one
+    )
+    assert rows.tolist() == [[0.0, 1.0, 1.0], [7.0, 0.0, -1.0]]

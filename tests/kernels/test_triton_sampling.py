@@ -58,7 +58,10 @@ def test_a_row_alone_gives_what_it_gives_among_others() -> None:
     logits = logits_of(3, 5000)
     sequences = [(0.7, 0.0, 40, 0.9, 0.3), (1.0, 0.1, 0, 1.0, 0.8), (2.0, 0.0, 0, 0.5, 0.1)]
     together = sampling.draw_each(logits, choices_of(sequences)).tolist()
-    assert [sampling.draw(row, *choice) for row, choice in zip(logits, sequences, strict=True)] == together
+    assert sampling.draw(list(logits), sequences) == together
+    assert [
+        sampling.draw([row], [choice])[0] for row, choice in zip(logits, sequences, strict=True)
+    ] == together
 
 
 def test_tokens_come_as_often_as_their_probabilities_say() -> None:
