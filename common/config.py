@@ -19,6 +19,9 @@ Policy = Literal[
 ]
 Kernels = Literal["auto", "native", "torch", "triton"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_PROXIES = ("tcp://127.0.0.1:7000",)
+CONTROL_ADDRESS = re.compile(r"tcp://[^\s/]+:[0-9]{1,5}")
+_ETCD = re.compile(r"etcd://[^\s/,@]+:[0-9]{1,5}(,[^\s/,@]+:[0-9]{1,5})*(/\S*)?")
 
 
 class ConfigError(ValueError):
@@ -114,7 +117,7 @@ class WorkerConfig:
 
     name: str = option("", "name in logs and metrics; default: role and process id")
     proxies: tuple[str, ...] = option(
-        ("tcp://127.0.0.1:7000",), "control addresses of the proxies to announce to"
+        (), "control addresses of the proxies to announce to; default: tcp://127.0.0.1:7000, or --discovery"
     )
     bind_host: str = option("127.0.0.1", "address to listen on for transfers")
     advertise_host: str = option("", "address other workers use; default: --bind-host")
@@ -131,9 +134,8 @@ class WorkerConfig:
     drain_timeout_s: float = option(30.0, "time to finish running requests after SIGTERM")
 
     def __post_init__(self) -> None:
-        require(len(self.proxies) > 0, "proxies", "must name at least one proxy")
         for address in self.proxies:
-            fits = re.fullmatch(r"tcp://[^\s/]+:[0-9]{1,5}", address) is not None
+            fits = CONTROL_ADDRESS.fullmatch(address) is not None
             require(fits, "proxies", f"must be addresses such as tcp://host:7000, not {address!r}")
         for name in ("transfer_port", "metrics_port"):
             require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
@@ -163,11 +165,17 @@ class ProxyConfig:
     )
     control_host: str = option("127.0.0.1", "address that workers announce themselves to")
     control_port: int = option(7000, "port that workers announce themselves to")
+    control_advertise_host: str = option(
+        "", "address that workers find with --discovery; default: --control-host"
+    )
     api_key: tuple[str, ...] = option(
         (), "keys that clients must send as bearer token; none: open", secret=True
     )
     api_key_file: str = option(
         "", "file with more such keys, one on a line; lines that begin with # are none"
+    )
+    admin_key: tuple[str, ...] = option(
+        (), "keys that may also drain and remove workers; none: nobody may", secret=True
     )
     ssl_certfile: str = option("", "certificate (PEM, with its chain): the API speaks HTTPS")
     ssl_keyfile: str = option("", "key of the certificate; default: in the same file")
@@ -257,6 +265,11 @@ class NetworkConfig:
     trusted_network: bool = option(
         False, "UCX, which encrypts nothing, may be used beyond loopback addresses"
     )
+    discovery: str = option("", "etcd://HOST:PORT,.../PREFIX, where workers find proxies; none: by --proxies")
+
+    def __post_init__(self) -> None:
+        fits = not self.discovery or _ETCD.fullmatch(self.discovery) is not None
+        require(fits, "discovery", f"must be such as etcd://host:2379/baton, not {self.discovery!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,13 @@ from common.messages import (
     ToWorker,
     WorkerError,
 )
+from common.proxies import Proxies
 from common.secret import Secret
 from common.sequence import SequenceKey
 
 logger = logging.getLogger(__name__)
 
 BLOCK_NEWS_INTERVAL_S = 0.05  # between messages about the prefix cache at least
-UNHEARD_S = 5.0  # proxies that have not answered by then are named
 FLUSH_S = 1.0  # for the last tokens of a drained worker to leave
 
 
@@ -70,14 +70,16 @@ class Service:
         role: Role,
         book: Book,
         secret: Secret | None = None,
+        discovery: str = "",
     ) -> None:
+        """``discovery``: as in ``NetworkConfig``."""
         self._interval_s = config.heartbeat_interval_s
         self._locality = config.locality_labels()
         self._block_news = BlockNews(book)
         self._stepped = asyncio.Event()
         self._drain_timeout_s = config.drain_timeout_s
         self._role = role
-        self._channels = [ProxyChannel(address, incarnation, secret=secret) for address in config.proxies]
+        self._proxies = Proxies(config.proxies, discovery, incarnation, secret)
         self._owners: dict[SequenceKey, ProxyChannel] = {}
         self._draining = False
         self._cut = False  # the time to drain is over
@@ -90,26 +92,13 @@ class Service:
 
     async def run(self) -> None:
         """Serve until drained."""
-        conversations = [asyncio.create_task(self._converse(channel)) for channel in self._channels]
-        heart = asyncio.create_task(self._heartbeat())
-        conversations.append(asyncio.create_task(self._tell_blocks()))
-        naming = asyncio.get_running_loop().call_later(UNHEARD_S, self._name_the_unheard)
-        try:
-            done, _ = await asyncio.wait([heart, *conversations], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            naming.cancel()
-            for task in (heart, *conversations):
-                task.cancel()
-            await asyncio.gather(heart, *conversations, return_exceptions=True)
-            for channel in self._channels:
-                channel.close(FLUSH_S if self._draining else 0.0)
-
-    def _name_the_unheard(self) -> None:
-        for channel in self._channels:
-            if channel.proxy_incarnation is None:
-                logger.warning("no proxy has answered at %s yet; trying on", channel.address)
+        async with asyncio.TaskGroup() as tasks:
+            talks = tasks.create_task(self._proxies.talk(self._converse))
+            news = tasks.create_task(self._tell_blocks())
+            await self._heartbeat()
+            self._proxies.flush_s = FLUSH_S
+            talks.cancel()
+            news.cancel()
 
     def drain(self) -> None:
         """Take no new work; ``run`` returns when nothing is under way, or when the drain time is over."""
@@ -130,7 +119,7 @@ class Service:
 
     def adopt(self, key: SequenceKey, proxy: str) -> None:
         """Own a request that another worker hands over; raises ``Refusal`` where its proxy is not known."""
-        for channel in self._channels:
+        for channel in self._proxies.channels:
             if channel.proxy_incarnation == proxy:
                 self._owners[key] = channel
                 return
@@ -161,7 +150,7 @@ class Service:
 
     def announce(self, message: ToProxy) -> None:
         """Tell every proxy."""
-        for channel in self._channels:
+        for channel in self._proxies.channels:
             self._send(channel, message)
 
     def _send(self, channel: ProxyChannel, message: ToProxy) -> None:
@@ -174,14 +163,15 @@ class Service:
                 )  # the session is lost: its requests are about to be aborted
 
     async def _converse(self, channel: ProxyChannel) -> None:
-        while True:
-            try:
+        """Until the session is lost."""
+        try:
+            while True:
                 self._hear(channel, await channel.receive())
-            except ConnectionError as error:
-                self._block_news.forget(channel)
-                num_aborted = self._abort_all(channel, "proxy lost")
-                level = logging.WARNING if num_aborted else logging.INFO  # a proxy that stops is no trouble
-                logger.log(level, "%s; %d of its requests are aborted", error, num_aborted)
+        except ConnectionError as error:
+            self._block_news.forget(channel)
+            num_aborted = self._abort_all(channel, "proxy lost")
+            level = logging.WARNING if num_aborted else logging.INFO  # a proxy that stops is no trouble
+            logger.log(level, "%s; %d of its requests are aborted", error, num_aborted)
 
     def _hear(self, channel: ProxyChannel, message: ToWorker) -> None:
         match message:
@@ -235,7 +225,7 @@ class Service:
         while True:
             await self._stepped.wait()
             self._stepped.clear()
-            is_open = [channel for channel in self._channels if channel.proxy_incarnation is not None]
+            is_open = [channel for channel in self._proxies.channels if channel.proxy_incarnation is not None]
             for channel, message in self._block_news.take(is_open):
                 self._send(channel, message)
             await asyncio.sleep(BLOCK_NEWS_INTERVAL_S)

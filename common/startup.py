@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from common import cores, gpu, logs, model_source, options, sampler, weights
+from common import cores, gpu, logs, model_source, notice, options, sampler, weights
 from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
 from common.config import (
     ConfigError,
@@ -66,6 +66,8 @@ def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
     try:
         logs.setup()
         num_threads = cores.pin(worker.cores)
+        if worker.proxies and network.discovery:
+            raise ConfigError("--proxies and --discovery: give one of them")
         secret = secret_of(network, worker.bind_host)
         setup = Setup(role, name, incarnation, engine, transfer, worker, num_threads, trace, network, secret)
         asyncio.run(_serve(serve, setup))
@@ -194,4 +196,5 @@ async def serve_until_drained(service: Service, config: WorkerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     with metrics_served(config, service.status):
+        notice.tell_ready()
         await service.run()

@@ -24,7 +24,8 @@ def commands(deployment: Deployment, environment: Mapping[str, str]) -> list[Com
     workers = [(group, index) for group in deployment.workers for index in range(group.count)]
     shares = _shares([group.worker.cores for group, _ in workers])
     found = _proxies(deployment, child_environment)
-    addresses = tuple(map(control_address, deployment.proxies))
+    found_by_etcd = bool(deployment.network.discovery)
+    addresses = () if found_by_etcd else tuple(map(control_address, deployment.proxies))
     devices = [
         gpus.spread(group.engine.device, position, deployment.num_gpus)
         for position, (group, _) in enumerate(workers)
@@ -71,7 +72,7 @@ def _worker(group: WorkerSet, shared: tuple[object, ...], environment: dict[str,
     given = options.to_argv(worker, group.engine, group.transfer, *shared)
     argv = (*_python(f"{group.role}_worker"), *given)
     threads = cores.thread_variables(len(worker.cores))
-    return Command(worker.name, argv, environment | threads, worker.cores, WORKER_STAGE)
+    return Command(worker.name, argv, environment | threads, worker.cores, WORKER_STAGE, forkable=True)
 
 
 def _python(module: str) -> tuple[str, ...]:

@@ -25,7 +25,9 @@ async def serve(setup: startup.Setup) -> None:
         listen(address, worker.receiver.serve, advertise_host=advertised, limits=limits)
     )
     worker.address = listener.address
-    worker.service = Service(setup.worker, setup.incarnation, worker, engine, setup.secret)
+    worker.service = Service(
+        setup.worker, setup.incarnation, worker, engine, setup.secret, setup.network.discovery
+    )
     engine.start(worker.on_step)
     try:
         await startup.serve_until_drained(worker.service, setup.worker)

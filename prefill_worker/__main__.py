@@ -16,7 +16,9 @@ async def serve(setup: startup.Setup) -> None:
     worker = PrefillWorker(
         engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer, setup.secret
     )
-    worker.service = Service(setup.worker, setup.incarnation, worker, engine, setup.secret)
+    worker.service = Service(
+        setup.worker, setup.incarnation, worker, engine, setup.secret, setup.network.discovery
+    )
     engine.start(worker.on_step)
     try:
         await startup.serve_until_drained(worker.service, setup.worker)

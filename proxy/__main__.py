@@ -30,7 +30,7 @@ def main() -> int:
         model = ServedModel.load(engine, config.tool_call_parser, config.reasoning_parser)
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look through it again and again
-        uvloop.run(serve(config, model, sockets, tracer, secret))
+        uvloop.run(serve(config, model, sockets, tracer, secret, network.discovery))
     except (ConfigError, ModelError, OSError) as error:
         return options.refusal("proxy", ConfigError(str(error)))
     return 0

@@ -1,9 +1,7 @@
 """The HTTP API: which path does what."""
 
-import time
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -12,7 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from common.messages import PROTOCOL_VERSION
-from proxy.body import read_body
+from proxy.administration import add_workers
+from proxy.body import as_json, read_body
 from proxy.door import Door
 from proxy.errors import ApiError, invalid
 from proxy.frontend import Frontend
@@ -25,12 +24,12 @@ from proxy.schema import DetokenizeBody, TokenizeBody, read
 from proxy.siblings import metrics_of_all
 from proxy.validate import check_model
 from proxy.version import VERSION
-from proxy.worker import Worker
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_app(frontend: Frontend) -> ASGIApp:
+    config = frontend.config
     app = FastAPI(title="Baton", version=VERSION, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(ApiError, _show_error)
     app.add_exception_handler(HTTPException, _show_http_error)
@@ -39,9 +38,10 @@ def build_app(frontend: Frontend) -> ASGIApp:
     _add_models(app, frontend)
     _add_tokens(app, frontend)
     _add_state(app, frontend)
+    add_workers(app, frontend)
     add_page(app, frontend.observer.live, frontend.stopping)
-    door = Door(Generation(app, frontend), frontend.config.all_keys())
-    origins = list(frontend.config.allowed_origins)
+    door = Door(Generation(app, frontend), config.all_keys(), config.admin_key)
+    origins = list(config.allowed_origins)
     return with_cors(door, origins) if origins else door
 
 
@@ -50,7 +50,7 @@ def with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["X-Request-Id", "Retry-After", IGNORED, ROUTE],
     )
@@ -59,12 +59,12 @@ def with_cors(app: ASGIApp, origins: list[str]) -> ASGIApp:
 def _add_models(app: FastAPI, frontend: Frontend) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [_model_card(frontend)]})
+        return as_json({"object": "list", "data": [_model_card(frontend)]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         check_model(name, frontend.model)
-        return _json(_model_card(frontend))
+        return as_json(_model_card(frontend))
 
 
 def _add_tokens(app: FastAPI, frontend: Frontend) -> None:
@@ -83,14 +83,14 @@ def _add_tokens(app: FastAPI, frontend: Frontend) -> None:
             ids = await encode(body.prompt or "", "prompt", model, body.add_special_tokens is not False)
         texts = [model.tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
         reply = {"count": len(ids), "max_model_len": frontend.max_model_len, "tokens": ids}
-        return _json(reply | {"token_strs": texts})
+        return as_json(reply | {"token_strs": texts})
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = read(await read_body(request, limit), DetokenizeBody)
         check_model(body.model, model)
         check_token_ids("tokens", body.tokens, model)
-        return _json({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        return as_json({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
 def _add_state(app: FastAPI, frontend: Frontend) -> None:
@@ -98,7 +98,7 @@ def _add_state(app: FastAPI, frontend: Frontend) -> None:
 
     @app.get("/live")
     async def live() -> Response:
-        return _json({"status": "alive"})
+        return as_json({"status": "alive"})
 
     @app.get("/health")
     @app.get("/ready")
@@ -108,7 +108,7 @@ def _add_state(app: FastAPI, frontend: Frontend) -> None:
             "missing": registry.missing_roles(),
             "workers": {role: len(registry.ready(role)) for role in ("prefill", "decode")},
         }
-        return _json(state, 200 if registry.serves else 503)
+        return as_json(state, 200 if registry.serves else 503)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -120,41 +120,15 @@ def _add_state(app: FastAPI, frontend: Frontend) -> None:
 
     @app.get("/debug/requests")
     async def slowest() -> Response:
-        return _json({"slowest": frontend.observer.slowest.to_json()})
+        return as_json({"slowest": frontend.observer.slowest.to_json()})
 
     @app.get("/version")
     async def version() -> Response:
-        return _json({"version": VERSION, "protocol_version": PROTOCOL_VERSION})
+        return as_json({"version": VERSION, "protocol_version": PROTOCOL_VERSION})
 
     @app.get("/openapi.json")
     async def description() -> Response:
-        return _json(describe())
-
-    @app.get("/workers")
-    async def workers() -> Response:
-        return _json({"workers": [_describe(worker) for worker in registry]})
-
-
-def _describe(worker: Worker) -> dict[str, Any]:
-    status = worker.status
-    state = "draining" if worker.state == "ready" and worker.draining else worker.state
-    return {
-        "name": worker.name,
-        "role": worker.role,
-        "state": state,
-        "reason": worker.reason or None,
-        "trusted": worker.breaker.allows(time.monotonic()),
-        "incarnation": worker.incarnation,
-        "pid": status.pid,
-        "address": status.address or None,
-        "heard_s_ago": round(time.monotonic() - worker.heard_at, 3),
-        "attempts": len(worker.charges),
-        "max_sequence_tokens": status.max_sequence_tokens,
-        "model": msgspec.to_builtins(status.model),
-        "layout": msgspec.to_builtins(status.layout),
-        "load": msgspec.to_builtins(status.load),
-        "counters": status.counters,
-    }
+        return as_json(describe())
 
 
 def _model_card(frontend: Frontend) -> dict[str, Any]:
@@ -169,13 +143,9 @@ def _model_card(frontend: Frontend) -> dict[str, Any]:
     }
 
 
-def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
 async def _show_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _json(error.body(), error.status, error.headers)
+    return as_json(error.body(), error.status, error.headers)
 
 
 async def _show_http_error(request: Request, error: Exception) -> Response:
@@ -186,7 +156,7 @@ async def _show_http_error(request: Request, error: Exception) -> Response:
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     shown = ApiError(error.status_code, texts.get(error.status_code, error.detail), code=code)
-    return _json(shown.body(), error.status_code, dict(error.headers or {}))
+    return as_json(shown.body(), error.status_code, dict(error.headers or {}))
 
 
 async def _show_nothing(_: Request, __: Exception) -> Response:
@@ -196,4 +166,4 @@ async def _show_nothing(_: Request, __: Exception) -> Response:
 async def _show_bug(_: Request, __: Exception) -> Response:
     """The traceback is logged at the door."""
     shown = ApiError(500, "internal error", "internal_error", code="internal_error")
-    return _json(shown.body(), 500)
+    return as_json(shown.body(), 500)

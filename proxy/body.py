@@ -1,8 +1,12 @@
-"""Reading a request's body, of bounded size and in bounded time."""
+"""Bodies: of requests, of bounded size and read in bounded time, and of replies in JSON."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from proxy.errors import ApiError
 
@@ -33,3 +37,7 @@ async def _read(request: Request, limit: int) -> bytes:
         text = f"the body is larger than {limit} bytes, which is the limit of this server"
         raise ApiError(413, text, code="request_too_large", headers={"Connection": "close"})
     return b"".join(chunks)
+
+
+def as_json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

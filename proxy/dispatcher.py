@@ -19,6 +19,7 @@ from common.messages import (
     BlocksRemoved,
     BlocksStored,
     DecodeTarget,
+    Drain,
     Outputs,
     Ping,
     Refused,
@@ -97,6 +98,17 @@ class Dispatcher:
                 self._note_failure(request, attempt, failure)
             finally:
                 self._end(attempt)
+
+    def drain(self, worker: Worker) -> None:
+        """Ask a ready worker to finish what it has and to end, and give it nothing more."""
+        worker.draining = True
+        self._tell(worker.peer, Drain())
+
+    def remove(self, worker: Worker) -> None:
+        """Have nothing to do with the worker any more; what it was doing is tried elsewhere."""
+        self.registry.remove(worker)
+        self._void(worker.peer)
+        self._tell(worker.peer, Refused(worker.reason))
 
     # Requests to workers
 

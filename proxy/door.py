@@ -48,9 +48,11 @@ class _Visit:
 
 
 class Door:
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], admin_keys: tuple[str, ...] = ()) -> None:
+        """Without ``api_keys`` everybody may do what needs no administrator."""
         self._app = app
-        self._keys = [key.encode() for key in api_keys]
+        self._keys = [key.encode() for key in (*api_keys, *admin_keys)]
+        self._num_api_keys = len(api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,7 +63,7 @@ class Door:
             if self._is_allowed(scope):
                 await self._app(scope, receive, visit.send)
             else:
-                await answer(visit.send, _wrong_key())
+                await answer(visit.send, wrong_key())
         except Exception:
             logger.exception("request %r failed", visit.id_text)
             if not visit.status:
@@ -77,8 +79,10 @@ class Door:
         # Every key is compared, in constant time, so that timing tells nothing about any.
         matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
         if scheme.lower() != b"bearer" or True not in matches:
-            return False
-        scope.setdefault("state", {})["key"] = str(matches.index(True))
+            return not self._num_api_keys
+        state = scope.setdefault("state", {})
+        state["key"] = str(matches.index(True))
+        state["is_administrator"] = True in matches[self._num_api_keys :]
         return True
 
 
@@ -86,7 +90,7 @@ def _header(scope: Scope, name: bytes) -> bytes:
     return next((value for key, value in scope["headers"] if key == name), b"")
 
 
-def _wrong_key() -> ApiError:
+def wrong_key() -> ApiError:
     headers = {"WWW-Authenticate": "Bearer"}
     text = "this server wants a valid API key: Authorization: Bearer KEY"
     return ApiError(401, text, "authentication_error", code="invalid_api_key", headers=headers)

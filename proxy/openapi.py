@@ -35,12 +35,18 @@ READS = {
     "/metrics": "Figures for Prometheus",
     "/openapi.json": "This description",
 }
+ACTIONS = {
+    ("post", "/workers/{name}/drain"): ("Let a worker finish what it has and end", "202"),
+    ("delete", "/workers/{name}"): ("Have nothing to do with a worker any more", "200"),
+}
 STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 STATUSES = {
     "400": "Something in the request cannot be done; error.param names it",
     "401": "The API key is missing or wrong",
-    "404": "No such model",
+    "403": "This takes a key of an administrator",
+    "404": "No such model, or no such worker",
     "408": "The body did not arrive in time",
+    "409": "The worker is not ready, or several have that name",
     "413": "The body is too large",
     "429": "Too many requests are under way; Retry-After says when to try again",
     "500": "A bug of the server",
@@ -56,6 +62,7 @@ def describe() -> Json:
         schemas[_name(path)] = _merged(path, [schemas[kind.__name__] for kind in used])
     paths: Json = {path: {"post": _post(path, summary)} for path, (summary, _) in BODIES.items()}
     paths |= {path: {"get": _get(path, summary)} for path, summary in READS.items()}
+    paths |= {path: {method: _action(*told)} for (method, path), told in ACTIONS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": VERSION},
@@ -86,6 +93,9 @@ ERROR: Json = {
 }
 
 
+NAME: Json = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
 def _name(path: str) -> str:
     return path.removeprefix("/v1").strip("/").replace("/", "_") + "_body"
 
@@ -104,7 +114,7 @@ def _post(path: str, summary: str) -> Json:
     if path in STREAMED:
         content["text/event-stream"] = {}  # what an event holds, docs/api.md says
     statuses = (
-        STATUSES
+        {code: text for code, text in STATUSES.items() if code not in ("403", "409")}
         if path in STREAMED
         else {code: STATUSES[code] for code in ("400", "401", "404", "408", "413")}
     )
@@ -126,10 +136,16 @@ def _get(path: str, summary: str) -> Json:
         content = {"application/json": {"schema": {"type": "object"}}}
         responses["503"] = {"description": "It would not, and why", "content": content}
     if "{name}" in path:
-        schema = {"type": "string"}
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": schema}]
+        found["parameters"] = [NAME]
         responses |= _errors({"404": STATUSES["404"]})
     return found
+
+
+def _action(summary: str, status: str) -> Json:
+    content: Json = {"application/json": {"schema": {"type": "object"}}}
+    responses: Json = {status: {"description": "The worker as it is now", "content": content}}
+    responses |= _errors({code: STATUSES[code] for code in ("401", "403", "404", "409")})
+    return {"summary": summary, "parameters": [NAME], "responses": responses}
 
 
 def _errors(statuses: Mapping[str, str]) -> Json:

@@ -5,6 +5,7 @@
     silent for ``dead_after_s``      silent: gets no work and no pings; its next Status makes it ready again
     connection lost, or the same     forgotten; the session's requests are void
     incarnation in a new session
+    removed                          refused from then on, whatever it does, until its process is another
 
 The registry only knows; who calls it tells the requests that run on a lost worker.
 """
@@ -14,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from common.channel import PING_INTERVAL_S, Peer
+from common.channel import PING_INTERVAL_S, Peer, Recent
 from common.messages import BlocksRemoved, BlocksStored, Role, Status
 from proxy.fleet import fleet_of
 from proxy.index import BlockIndex
@@ -38,6 +39,7 @@ class Registry:
         self._allows_fallback = allows_fallback
         self.index = BlockIndex()
         self._workers: dict[Peer, Worker] = {}
+        self._removed = Recent()  # incarnations
         self._expects_prefill = False
         self._num_dispatched = 0
         self._swept_at = time.monotonic()
@@ -50,6 +52,10 @@ class Registry:
 
     def worker(self, incarnation: str) -> Worker | None:
         return next((w for w in self if w.incarnation == incarnation and w.state == "ready"), None)
+
+    def named(self, name: str) -> list[Worker]:
+        """Workers of that name, of which there may be several, or the one of that incarnation."""
+        return [worker for worker in self if name in (worker.name, worker.incarnation)]
 
     def ready(self, role: Role | None = None) -> list[Worker]:
         """Workers that would take work now."""
@@ -115,6 +121,13 @@ class Registry:
             self.index.forget(worker.incarnation)
             logger.warning("%s worker %s is lost: %s", worker.role, worker.name, reason)
         return worker
+
+    def remove(self, worker: Worker) -> None:
+        """It gets no work any more. The caller tells it, and voids its requests."""
+        self._removed.add(worker.incarnation)
+        self.index.forget(worker.incarnation)
+        worker.settle_all()
+        self._examine(worker)
 
     def sweep(self) -> list[Worker]:
         """Find the workers that have fallen silent; call it every ``PING_INTERVAL_S``."""
@@ -186,6 +199,8 @@ class Registry:
     def _objection(self, worker: Worker) -> str:
         """Why the worker cannot work with this proxy or with the other workers; empty when it can."""
         status = worker.status
+        if worker.incarnation in self._removed:
+            return "removed by DELETE /workers"
         if status.layout.block_size < 1 or status.model.max_model_len < 1:
             return f"block_size: {status.layout.block_size}, max_model_len: {status.model.max_model_len}"
         if self._fingerprint and status.model.fingerprint != self._fingerprint:

@@ -79,6 +79,15 @@ def control_address(config: ProxyConfig) -> str:
     return f"tcp://{host}:{config.control_port}"
 
 
+def found_address(config: ProxyConfig, listening: str) -> str:
+    """Where workers that find this proxy reach it, which is ``listening``. Raises ``ConfigError``."""
+    host = config.control_advertise_host or config.control_host
+    if host in ("", "0.0.0.0", "::"):
+        text = f"--control-host {host} is no address that workers can reach"
+        raise ConfigError(f"--control-advertise-host: needed with --discovery, {text}")
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{listening.rpartition(':')[2]}"
+
+
 def router_of(config: ProxyConfig) -> Router:
     common = config.router_policy
     prefill = common if config.prefill_policy == "same" else config.prefill_policy
@@ -112,17 +121,24 @@ async def serve(
     sockets: list[socket.socket],
     tracer: Tracer | None = None,
     secret: Secret | None = None,
+    discovery: str = "",
 ) -> None:
-    """Raises OSError when the control port is taken."""
+    """``discovery``: as in ``NetworkConfig``. Raises OSError when the control port is taken."""
     channel = WorkerChannel(control_address(config), secret)
     try:
+        address = found_address(config, channel.address) if discovery else ""
         frontend = build(config, model, channel, tracer)
         host, port = sockets[0].getsockname()[:2]
         logger.info("HTTP API on %s port %d, workers announce themselves to %s", host, port, channel.address)
         async with asyncio.TaskGroup() as tasks:
-            conversation = tasks.create_task(frontend.dispatcher.run())
+            others = [tasks.create_task(frontend.dispatcher.run())]
+            if discovery:
+                from common.discovery import Place, announce  # brings an HTTP client, for those that want it
+
+                others.append(tasks.create_task(announce(Place.parse(discovery), address)))
             await _serve_http(build_app(frontend), sockets, config, frontend.stopping)
-            conversation.cancel()
+            for task in others:
+                task.cancel()
     finally:
         channel.close()
         if tracer is not None:

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from common import service
+from common import proxies
 from common.config import WorkerConfig
 from common.messages import Generate, Status
 from common.pool import CacheEvents
@@ -39,7 +39,7 @@ class Idle:
 async def test_a_proxy_that_does_not_answer_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service, "UNHEARD_S", 0.0)
+    monkeypatch.setattr(proxies, "UNHEARD_S", 0.0)
     address = "tcp://127.0.0.1:1"
     role = Idle()
     tested = Service(WorkerConfig(proxies=(address,)), "d1", role, role)

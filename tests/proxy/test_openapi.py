@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.openapi import BODIES, READS
+from proxy.openapi import ACTIONS, BODIES, READS
 from proxy.responses_schema import ResponsesBody
 from proxy.schema import ChatBody, CompletionBody, Options
 from tests.proxy.conftest import System
@@ -23,7 +23,7 @@ async def description(system: System) -> dict[str, Any]:
 
 async def test_every_path_it_names_exists(system: System) -> None:
     paths = (await description(system))["paths"]
-    assert set(paths) == {*BODIES, *READS}
+    assert set(paths) == {*BODIES, *READS, *(path for _, path in ACTIONS)}
     for path, methods in paths.items():
         (method,) = methods
         reply = await system.client.request(
