@@ -6,8 +6,15 @@ const SVG = "http://www.w3.org/2000/svg";
 const MANY = 8; // beyond so many pairs only wires in use are drawn
 const cards = new Map(); // worker name -> its card and the parts that change
 const wires = new Map(); // "prefill>decode" -> path and label
+let latest = null;
+let laidOut = false; // wires end where cards are
+const sizes = new ResizeObserver(() => {
+  laidOut = false;
+  connect(latest);
+});
 
 export function draw(snapshot) {
+  latest = snapshot;
   const present = new Set();
   for (const worker of snapshot.workers) {
     present.add(worker.name);
@@ -16,7 +23,9 @@ export function draw(snapshot) {
   for (const [name, card] of cards) {
     if (present.has(name)) continue;
     card.root.remove();
+    sizes.unobserve(card.root);
     cards.delete(name);
+    laidOut = false;
   }
   const roles = new Set(snapshot.workers.map((worker) => worker.role));
   const box = document.getElementById("cluster");
@@ -48,6 +57,7 @@ function add(worker) {
   const after = [...column.children].find((other) => other.dataset.worker > worker.name);
   column.insertBefore(root, after ?? null);
   root.dataset.worker = worker.name;
+  sizes.observe(root);
   cards.set(worker.name, parts);
   return parts;
 }
@@ -74,7 +84,7 @@ function show(card, worker) {
 
 function connect(snapshot) {
   const svg = document.getElementById("wires");
-  const frame = svg.getBoundingClientRect();
+  const place = laidOut ? null : placing(svg);
   const flows = new Map(snapshot.links.map((link) => [`${link.prefill}>${link.decode}`, link.bytes_per_s ?? 0]));
   const of = (role) => snapshot.workers.filter((worker) => worker.role === role);
   const pairs = of("prefill").flatMap((from) => of("decode").map((to) => [from, to]));
@@ -86,11 +96,12 @@ function connect(snapshot) {
     kept.add(name);
     const wire = wires.get(name) ?? addWire(name, svg);
     const broken = [from, to].some((worker) => ["lost", "silent", "refused"].includes(worker.state));
-    place(wire, cards.get(from.name).root, cards.get(to.name).root, frame);
+    place?.(wire, from.name, to.name);
     wire.path.dataset.state = broken ? "broken" : flow > 1 ? "flowing" : "idle";
     wire.path.style.strokeWidth = String(flow > 1 ? Math.min(7, 1.5 + Math.log10(1 + flow / 1e5)) : 1.2);
     setText(wire.label, flow > 1 && !broken ? bytes(flow, "/s") : "");
   }
+  laidOut = true;
   for (const [name, wire] of wires) {
     if (kept.has(name)) continue;
     wire.path.remove();
@@ -104,20 +115,25 @@ function addWire(name, svg) {
   wire.path.dataset.pair = name;
   svg.append(wire.path, wire.label);
   wires.set(name, wire);
+  laidOut = false;
   return wire;
 }
 
-function place(wire, from, to, frame) {
-  const a = from.getBoundingClientRect();
-  const b = to.getBoundingClientRect();
-  const stacked = b.left < a.right; // a narrow window: one column
-  const [x1, y1] = stacked ? [a.left + a.width / 2, a.bottom] : [a.right, a.top + a.height / 2];
-  const [x2, y2] = stacked ? [b.left + b.width / 2, b.top] : [b.left, b.top + b.height / 2];
-  const [ax, ay, bx, by] = [x1 - frame.left, y1 - frame.top, x2 - frame.left, y2 - frame.top];
-  const bend = stacked ? [ax, (ay + by) / 2, bx, (ay + by) / 2] : [(ax + bx) / 2, ay, (ax + bx) / 2, by];
-  wire.path.setAttribute("d", `M${ax} ${ay}C${bend.join(" ")} ${bx} ${by}`);
-  wire.label.setAttribute("x", String((ax + bx) / 2));
-  wire.label.setAttribute("y", String((ay + by) / 2 - 8));
+// Puts wires where they belong. All cards are looked at first: looking after each change would lay the page out again.
+function placing(svg) {
+  const frame = svg.getBoundingClientRect();
+  const frames = new Map([...cards].map(([name, card]) => [name, card.root.getBoundingClientRect()]));
+  return (wire, from, to) => {
+    const [a, b] = [frames.get(from), frames.get(to)];
+    const stacked = b.left < a.right; // a narrow window: one column
+    const [x1, y1] = stacked ? [a.left + a.width / 2, a.bottom] : [a.right, a.top + a.height / 2];
+    const [x2, y2] = stacked ? [b.left + b.width / 2, b.top] : [b.left, b.top + b.height / 2];
+    const [ax, ay, bx, by] = [x1 - frame.left, y1 - frame.top, x2 - frame.left, y2 - frame.top];
+    const bend = stacked ? [ax, (ay + by) / 2, bx, (ay + by) / 2] : [(ax + bx) / 2, ay, (ax + bx) / 2, by];
+    wire.path.setAttribute("d", `M${ax} ${ay}C${bend.join(" ")} ${bx} ${by}`);
+    wire.label.setAttribute("x", String((ax + bx) / 2));
+    wire.label.setAttribute("y", String((ay + by) / 2 - 8));
+  };
 }
 
 // A worker's colour: prefill-0 for the first prefill worker of the drawing, and so on.

@@ -91,7 +91,6 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("visibilitychange", () => !document.hidden && charts.redraw());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chooseTheme(null));
-addEventListener("resize", () => latest && cluster.draw(latest));
 at("span-10").addEventListener("click", () => chooseSpan("10"));
 at("span-60").addEventListener("click", () => chooseSpan("60"));
 at("theme").addEventListener("click", toggleTheme);

@@ -1,9 +1,10 @@
 // Requests that have ended, the latest first, each with where its time went.
 
-import { ago, element, milliseconds } from "./format.js";
+import { ago, element, milliseconds, setText } from "./format.js";
 
 const SEGMENTS = ["route", "retry", "queue", "prefill", "transfer", "wait", "decode"];
 const NUM_SHOWN = 14;
+const rows = new Map(); // id of a request -> its row and the parts that change, in the order shown
 let chosen = null; // id of a request
 let shown = [];
 let held = false;
@@ -34,35 +35,52 @@ export function hold() {
 export function draw(snapshot) {
   if (held) return;
   shown = snapshot.recent.slice(0, NUM_SHOWN);
-  const longest = Math.max(1e-3, ...shown.map((record) => record.total_s));
   const list = document.getElementById("recent");
-  list.replaceChildren(...shown.map((record) => row(record, longest)));
-  if (!shown.length) list.append(element("p", "quiet", "None yet: send one."));
-  mark();
+  if (!shown.length) {
+    rows.clear();
+    list.replaceChildren(element("p", "quiet", "None yet: send one."));
+  } else if (shown[0].id !== rows.keys().next().value) {
+    const before = new Map(rows);
+    rows.clear();
+    for (const record of shown) rows.set(record.id, before.get(record.id) ?? row(record));
+    list.replaceChildren(...[...rows.values()].map((parts) => parts.root));
+    scale();
+    mark();
+  }
+  for (const record of shown) setText(rows.get(record.id).when, `${ago(record.arrived_s_ago)} ago`);
 }
 
-function row(record, longest) {
-  const made = element("div", "request");
-  made.id = `request-${record.id}`;
-  made.setAttribute("role", "option");
-  made.dataset.outcome = record.error ? "error" : record.outcome;
-  made.addEventListener("click", () => choose(record.id));
+// Bars of all rows to one scale.
+function scale() {
+  const longest = Math.max(1e-3, ...shown.map((record) => record.total_s));
+  for (const record of shown) {
+    const { bar } = rows.get(record.id);
+    record.segments.forEach((segment, number) => {
+      const { style } = bar.children[number];
+      style.left = `${(100 * segment.start_s) / longest}%`;
+      style.width = `${(100 * segment.seconds) / longest}%`;
+    });
+  }
+}
+
+function row(record) {
+  const root = element("div", "request");
+  root.id = `request-${record.id}`;
+  root.setAttribute("role", "option");
+  root.dataset.outcome = record.error ? "error" : record.outcome;
+  root.addEventListener("click", () => choose(record.id));
   const bar = element("div", "waterfall");
   for (const segment of record.segments) {
     const part = element("span");
     part.dataset.segment = segment.name;
-    part.style.left = `${(100 * segment.start_s) / longest}%`;
-    part.style.width = `${(100 * segment.seconds) / longest}%`;
     part.title = `${segment.name} ${milliseconds(segment.seconds)}`;
     bar.append(part);
   }
+  const when = element("span", "when");
   const tokens = `${record.prompt_tokens} → ${record.output_tokens}`;
   const end = record.error ?? (record.outcome === "abort" ? "client left" : milliseconds(record.total_s));
-  made.append(
-    element("span", "when", `${ago(record.arrived_s_ago)} ago`), element("span", "route", routeOf(record)),
-    element("span", "tokens", tokens), bar, element("span", "end", end),
-  );
-  return made;
+  root.append(when, element("span", "route", routeOf(record)), element("span", "tokens", tokens), bar, element("span", "end", end));
+  return { root, bar, when };
 }
 
 function routeOf(record) {
