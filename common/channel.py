@@ -22,12 +22,13 @@ import itertools
 import logging
 import os
 import time
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from common.inbox import Inbox
 from common.messages import (
     MessageError,
     Ping,
@@ -54,13 +55,14 @@ HANDSHAKE_FAILED = (
 )
 
 Peer = bytes  # routing id: incarnation of the worker and number of the session
+AnySocket = TypeVar("AnySocket", bound="zmq.Socket[Any]")
 
 logger = logging.getLogger(__name__)
 
 
 def _open_socket(
-    context: zmq.asyncio.Context, kind: int, address: str, secret: Secret | None
-) -> zmq.asyncio.Socket:
+    context: "zmq.Context[AnySocket]", kind: int, address: str, secret: Secret | None
+) -> AnySocket:
     """Every option that both ends share."""
     socket = context.socket(kind)
     if secret is not None:
@@ -79,16 +81,11 @@ def _open_socket(
     return socket
 
 
-def _close_socket(socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket, flush_s: float = 0.0) -> None:
+def _close_socket(socket: "zmq.Socket[Any]", monitor: "zmq.Socket[Any]", flush_s: float = 0.0) -> None:
     if not socket.closed:
         socket.disable_monitor()
     monitor.close(linger=0)
     socket.close(linger=round(1000 * flush_s))
-
-
-def _send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> None:
-    """Queue a message without ever waiting; zmq.ZMQError when that is not possible."""
-    cast("asyncio.Future[None]", socket.send_multipart(frames, flags=zmq.DONTWAIT)).result()
 
 
 def _sealed(message: ToWorker | ToProxy) -> list[bytes]:
@@ -144,12 +141,12 @@ class WorkerChannel:
         self.num_strangers = 0  # connections that were refused
         self._complained = Recent()
         self._gone = Recent()
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _open_socket(self._context, zmq.ROUTER, address, secret)
         self._socket.router_mandatory = True
-        self._at_once: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
-        self._more_may_wait = False
+        self._inbox = Inbox(self._socket)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
+        self._events = Inbox(self._monitor)
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -162,8 +159,7 @@ class WorkerChannel:
         """The next message of any worker. Raises SessionBroken when what came is none. A peer that ``send``
         found gone is not heard again, though some of what it said may still be in the queue."""
         while True:
-            peer, *frames = self._waiting() or await self._socket.recv_multipart()
-            self._more_may_wait = True
+            peer, *frames = await self._inbox.receive()
             if peer in self._gone:
                 continue
             try:
@@ -172,19 +168,10 @@ class WorkerChannel:
                 self._complain(peer, error)
                 raise SessionBroken(peer, str(error)) from error
 
-    def _waiting(self) -> list[bytes] | None:
-        """A message that has arrived already, without what the event loop would cost."""
-        if self._more_may_wait:
-            try:
-                return self._at_once.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                self._more_may_wait = False
-        return None
-
     def send(self, peer: Peer, message: ToWorker) -> None:
         """Queue ``message``; raises ConnectionError when the peer is gone or does not read. Never waits."""
         try:
-            _send_now(self._socket, [peer, *_sealed(message)])
+            self._socket.send_multipart([peer, *_sealed(message)], zmq.DONTWAIT)
         except zmq.Again:
             raise ConnectionError(f"worker {peer!r} does not read: its queue is full") from None
         except zmq.ZMQError as error:
@@ -192,18 +179,22 @@ class WorkerChannel:
                 raise
             self._gone.add(peer)
             raise ConnectionError(f"worker {peer!r} is gone") from None
+        finally:
+            self._inbox.look()
 
     async def disconnected(self) -> None:
         """Returns when some connection has ended. Which one shows when sending: a Ping to each peer tells."""
-        while _event_of(await self._monitor.recv_multipart()) != zmq.EVENT_DISCONNECTED:
+        while _event_of(await self._events.receive()) != zmq.EVENT_DISCONNECTED:
             self.num_strangers += 1
             if self.num_strangers == 1:
                 text = "somebody without our secret was refused at %s; others are counted, not told of"
                 logger.warning(text, self.address)
-        self._socket.get(zmq.EVENTS)  # lets the socket forget the dead connection before the next send
+        self._inbox.look()  # lets the socket forget the dead connection before the next send
 
     def close(self) -> None:
         """Safe to repeat."""
+        self._inbox.close()
+        self._events.close()
         _close_socket(self._socket, self._monitor)
         self._context.destroy(linger=0)
 
@@ -267,7 +258,8 @@ class ProxyChannel:
         try:
             if self._socket is None or self._broken:
                 raise zmq.Again
-            _send_now(self._socket, _sealed(message))
+            sent = self._socket.send_multipart(_sealed(message), zmq.DONTWAIT)
+            cast("asyncio.Future[None]", sent).result()  # it never waits
         except zmq.Again:
             if self.proxy_incarnation is not None and not self._broken:
                 self._broken = f"{MAX_QUEUED_MESSAGES} messages wait unread"

@@ -274,7 +274,7 @@ async def test_a_damaged_message_ends_the_session_of_a_worker() -> None:
             workers.send(peer, Welcome("proxy-1"))
             workers.send(peer, Abort("r", 0))
             assert await asyncio.wait_for(seen.get(), WAIT_S) == Abort("r", 0)
-            await workers._socket.send_multipart([peer, encode(Abort("s", 0)), seal(encode(Abort("t", 0)))])
+            workers._socket.send_multipart([peer, encode(Abort("s", 0)), seal(encode(Abort("t", 0)))])
             assert "damaged" in await expect_loss(seen)
             assert await announced(workers, proxy) != peer
 
