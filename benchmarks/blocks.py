@@ -30,6 +30,8 @@ TIMEOUT_S = 60.0
 class Shelf:
     """A region of memory cut into blocks, in place of an engine on either side."""
 
+    on_device = None
+
     def __init__(self) -> None:
         self._region = Region().piece(REGION_BYTES)
 

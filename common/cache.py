@@ -8,9 +8,7 @@ the bytes of a position's scale follow its D numbers.
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -18,7 +16,10 @@ import torch
 from torch import Tensor
 
 from common.config import ConfigError, EngineConfig
+from common.device_blocks import WORD_BYTES, DeviceBlocks
 from common.messages import PROTOCOL_VERSION, Layout
+from common.staging import BlockOps, Staging, runs
+from kernels import specification
 
 SCALE_BYTES = 4  # behind the numbers of one position of one head, where they are whole numbers
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -102,10 +103,17 @@ def device_bytes(share: float, total: int, free: int, held: int, step_bytes: int
 class Cache:
     """In main memory all its pages are asked for at the start: getting them one by one, when a block is first
     written, takes longer than writing it.
-    On a device the bytes of blocks travel by way of main memory, on a stream of their own, beside the steps;
-    ``staged`` asks for that anywhere. What a step wrote can be read once the host has seen the step end."""
+    On a device the bytes of blocks travel by way of main memory (``common.staging``), or from where they are;
+    ``staged`` asks for that anywhere."""
 
-    def __init__(self, layout: Layout, num_blocks: int, device: torch.device, staged: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        num_blocks: int,
+        device: torch.device,
+        staged: bool = False,
+        block_ops: BlockOps = specification,
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
@@ -114,7 +122,6 @@ class Cache:
         shape = (num_blocks, layout.num_layers, 2, num_heads, block_size, row_width(layout))
         dtype = CACHE_DTYPES[layout.dtype]
         self._bytes: memoryview | None = None
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if device.type == "cpu" and not staged:
             num_bytes = math.prod(shape) * dtype.itemsize
             memory = mmap.mmap(-1, num_bytes, flags=PAGES_AT_ONCE)
@@ -123,7 +130,13 @@ class Cache:
         else:
             # One block more, the last, is nobody's: recorded steps write there what fills them up.
             self.data = torch.zeros((num_blocks + 1, *shape[1:]), dtype=dtype, device=device)
+        self._staging = Staging(self.data, block_ops)
         self.layers: list[Tensor] = list(self.data.unbind(1))
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether ``in_place`` can be asked."""
+        return self._bytes is None and self.block_bytes % WORD_BYTES == 0
 
     def layer(self, index: int) -> Tensor:
         """One layer's keys and values: [N, 2, G, B, D], not contiguous in N."""
@@ -137,66 +150,22 @@ class Cache:
         size = self.block_bytes
         return [self._bytes[first * size : (last + 1) * size] for first, last in runs(block_ids)]
 
+    def in_place(self, block_ids: Sequence[int]) -> DeviceBlocks:
+        """The blocks themselves, in the memory of a device."""
+        raw = self.data.view(torch.uint8).flatten(1)
+        return DeviceBlocks([raw[block_id] for block_id in block_ids])
+
     def read(self, block_ids: Sequence[int]) -> list[memoryview]:
         """The bytes of the blocks, to be read: in place, or a copy from the device."""
-        if self._bytes is not None:
-            return self.views(block_ids)
-        host = self._host_memory(len(block_ids))
-        with self._copying():
-            for rows, blocks in self._runs(host, block_ids):
-                rows.copy_(blocks, non_blocking=True)
-        return [host.flatten().numpy().data]
+        return self.views(block_ids) if self._bytes is not None else [self._staging.read(block_ids)]
 
     def landing(self, block_ids: Sequence[int]) -> list[memoryview]:
         """Where to write the bytes of the blocks; then call ``landed``."""
         if self._bytes is not None:
             return self.views(block_ids)
-        if not block_ids:
-            return []
-        return [self._host_memory(len(block_ids)).flatten().numpy().data]
+        return [self._staging.landing(len(block_ids))] if block_ids else []
 
     def landed(self, block_ids: Sequence[int], views: Sequence[memoryview]) -> None:
         """What was written to ``landing``'s views is what the blocks hold from now on."""
-        if self._bytes is not None:
-            return
-        host = torch.frombuffer(views[0], dtype=torch.uint8).view(len(block_ids), self.block_bytes)
-        with self._copying():
-            for rows, blocks in self._runs(host, block_ids):
-                blocks.copy_(rows, non_blocking=True)
-
-    def _host_memory(self, num_blocks: int) -> Tensor:
-        """Pinned where the device can then copy by itself: [num_blocks, block_bytes] uint8."""
-        pinned = self.device.type == "cuda"
-        return torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8, pin_memory=pinned)
-
-    def _runs(self, host: Tensor, block_ids: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows of ``host`` and the blocks that they stand for, bytes both, a pair for each run of blocks."""
-        raw = self.data.view(torch.uint8).flatten(1)
-        row = 0
-        for first, last in runs(block_ids):
-            yield host[row : row + last - first + 1], raw[first : last + 1]
-            row += last - first + 1
-
-    @contextmanager
-    def _copying(self) -> Iterator[None]:
-        """Copies begun inside are done afterwards; steps go on meanwhile."""
-        if self._copies is None:
-            yield
-        else:
-            with torch.cuda.stream(self._copies):
-                yield
-            self._copies.synchronize()
-
-    def synchronize(self) -> None:
-        """Wait until the device has done what this thread gave it."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-
-
-def runs(block_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, last) of each run of consecutive ids."""
-    if not block_ids:
-        return []
-    breaks = [index for index, (a, b) in enumerate(pairwise(block_ids), 1) if b != a + 1]
-    starts, ends = [0, *breaks], [*breaks, len(block_ids)]
-    return [(block_ids[start], block_ids[end - 1]) for start, end in zip(starts, ends, strict=True)]
+        if self._bytes is None:
+            self._staging.landed(block_ids, views[0])

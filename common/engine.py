@@ -25,6 +25,7 @@ from common import gpu, timings
 from common.batch import Batch, build
 from common.cache import Cache
 from common.config import EngineConfig
+from common.device_blocks import DeviceBlocks
 from common.grammar import GrammarError, Grammars
 from common.messages import Histogram, Load, ModelInfo, Pace, Refusal, WorkerError
 from common.pool import BlockPool, CacheEvents
@@ -170,7 +171,7 @@ class Engine:
         note_prompt_logprobs(works, hidden, self._language_model.logits)
         sampling = [work.sequence for work in works if work.samples]
         if not sampling:
-            self.cache.synchronize()
+            gpu.wait(self.cache.device)
             return []
         logits = self._language_model.logits(hidden[batch.sample_rows])
         return sample(logits, sampling, self._eos_token_ids, self._sampling)
@@ -240,11 +241,24 @@ class Engine:
     def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview] | None:
         """Bytes of ``count`` blocks of the sequence from its ``first`` on. All its blocks are kept from
         reuse until ``take_back``. None once the sequence has ended: then there is nothing to take back."""
+        block_ids = self._lent_ids(sequence, first, count)
+        return None if block_ids is None else self.cache.read(block_ids)
+
+    def _lent_ids(self, sequence: Sequence, first: int, count: int) -> list[int] | None:
         with self._changed:
             if not self._roster.lend(sequence):
                 return None
-            block_ids = sequence.block_ids[first : first + count]
-        return self.cache.read(block_ids)
+            return sequence.block_ids[first : first + count]
+
+    @property
+    def on_device(self) -> "Engine | None":
+        """Itself where blocks lie in the memory of a device, for transports that reach into it."""
+        return self if self.cache.is_on_device else None
+
+    def lend_in_place(self, sequence: Sequence, first: int, count: int) -> DeviceBlocks | None:
+        """As ``lend``: the blocks themselves, in the memory of a device."""
+        block_ids = self._lent_ids(sequence, first, count)
+        return None if block_ids is None else self.cache.in_place(block_ids)
 
     def take_back(self, sequence: Sequence) -> None:
         with self._changed:
@@ -274,6 +288,11 @@ class Engine:
         not be written any more once the reservation is cancelled or adopted."""
         assert first >= reservation.num_cached_blocks, "these blocks are shared: they have content"
         return self.cache.landing(reservation.block_ids[first : first + count])
+
+    def landing_in_place(self, reservation: Reservation, first: int, count: int) -> DeviceBlocks:
+        """The same, in the memory of a device; there is no need to call ``landed``."""
+        assert first >= reservation.num_cached_blocks, "these blocks are shared: they have content"
+        return self.cache.in_place(reservation.block_ids[first : first + count])
 
     def landed(self, reservation: Reservation, first: int, count: int, views: list[memoryview]) -> None:
         """What was written to ``landing_views`` is right: it is the blocks' content."""

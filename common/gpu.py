@@ -16,6 +16,20 @@ def use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def use_beside_steps(device: torch.device) -> None:
+    """The same, in a stream of the thread's own: what it launches and copies waits for no step, and comes
+    first where both wait for a processor."""
+    use(device)
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device, priority=-1))  # type: ignore[no-untyped-call]
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what the calling thread gave it."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 def step_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
     """Memory to leave for the largest step, beside weights and cache: generously counted."""
     heads = model.head_dim * (model.num_heads + 2 * model.num_kv_heads)

@@ -30,8 +30,9 @@ from common.model import Model
 from common.model_config import ModelConfig, ModelError
 from common.secret import Secret, secret_of
 from common.service import Service
+from common.staging import BlockOps
 from common.tokenizer import Tokenizer
-from kernels import Ops, cpu, native, select
+from kernels import Ops, cpu, native, select, specification
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def build_engine(setup: Setup) -> Engine:
     )
     step_bytes = gpu.step_bytes(model_config, config, dtype)
     num_blocks = choose_num_blocks(config, layout, max_model_len, device, step_bytes)
-    cache = Cache(layout, num_blocks, device)
+    cache = Cache(layout, num_blocks, device, block_ops=choose_block_ops(ops))
     served = config.served_model_name or files.name
     info = ModelInfo(served, files.fingerprint, model_config.vocab_size, max_model_len)
     parked = max(1, int(cache.num_blocks * setup.transfer.max_parked_fraction))
@@ -161,6 +162,15 @@ def choose_sampling(ops: Ops) -> sampler.SamplingOps:
     from kernels import triton  # not to be had on every machine
 
     return sampler.SamplingOps(triton.draw, triton.penalize)
+
+
+def choose_block_ops(ops: Ops) -> BlockOps:
+    """How blocks are packed for transfers where ``ops`` compute."""
+    if ops is native or ops is cpu:
+        return specification
+    from kernels.triton import blocks  # not to be had on every machine
+
+    return blocks
 
 
 def recorded(model: Model, cache: Cache, config: EngineConfig, max_model_len: int) -> LanguageModel:

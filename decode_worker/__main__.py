@@ -2,7 +2,7 @@
 
 import sys
 
-from common import startup
+from common import gpu, startup
 from common.loop_thread import LoopThread
 from common.service import Service
 from common.tracing import tracer_of
@@ -15,6 +15,7 @@ async def serve(setup: startup.Setup) -> None:
     tracer = tracer_of(setup.trace, setup.role, setup.name)
     engine = startup.build_engine(setup)
     transfers = LoopThread("transfers")
+    transfers.call(gpu.use_beside_steps, engine.cache.device)
     worker = DecodeWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer)
     address = listen_address(
         setup.transfer.transport, setup.worker, setup.incarnation, setup.network.trusted_network

@@ -14,6 +14,7 @@ import msgspec
 
 from common import messages
 from common.config import TransferConfig
+from common.device_blocks import DeviceBlocks
 from common.messages import (
     Accept,
     Blocks,
@@ -35,13 +36,19 @@ from common.secret import Secret
 from common.sequence import Sequence
 from common.tally import Tally, tallies
 from kv_transfer import transport
-from kv_transfer.checksum import checksum
 from kv_transfer.outgoing import Outgoing, Phase
+from kv_transfer.payload import Payload, checksum_of, send
 
 MEMORY = 0.8  # how much of what is known of a link's speed a further transfer leaves
 MAX_PEERS = 256  # decode workers that figures are kept of: those heard of last
 
 log = logging.getLogger(__name__)
+
+
+class DeviceSource(Protocol):
+    def lend_in_place(self, sequence: Sequence, first: int, count: int) -> DeviceBlocks | None:
+        """As ``BlockSource.lend``: the blocks themselves, in the memory of a device."""
+        ...
 
 
 class BlockSource(Protocol):
@@ -54,6 +61,11 @@ class BlockSource(Protocol):
         ...
 
     def take_back(self, sequence: Sequence) -> None: ...
+
+    @property
+    def on_device(self) -> DeviceSource | None:
+        """None where blocks lie in main memory."""
+        ...
 
 
 @dataclass(slots=True)
@@ -225,23 +237,31 @@ class Link:
     async def _send_run(
         self, connection: transport.Connection, outgoing: Outgoing, first: int, count: int
     ) -> None:
-        payload = self._source.lend(outgoing.sequence, first, count)
+        payload = self._lend(connection, outgoing.sequence, first, count)
         if payload is None:
             outgoing.phase = Phase.ENDED  # in the engine, this very moment: its cancel is on the way
             return
         try:
-            digest = checksum(payload) if self._config.checksums else None
+            digest = checksum_of(payload) if self._config.checksums else None
+            on_device = isinstance(payload, DeviceBlocks)
             if outgoing.num_sent == outgoing.num_landed:
                 self._watch(outgoing)
                 outgoing.busy_since = asyncio.get_running_loop().time()
                 outgoing.busy_from = outgoing.num_landed
             outgoing.num_sent += count
-            await connection.send(
-                messages.encode(Blocks(outgoing.transfer_id, first, count, digest)), payload
-            )
+            message = Blocks(outgoing.transfer_id, first, count, digest, on_device=on_device)
+            await send(connection, message, payload)
         finally:
             self._source.take_back(outgoing.sequence)
         self._counters.note_sent(self._target.incarnation, count, count * self._block_bytes)
+
+    def _lend(
+        self, connection: transport.Connection, sequence: Sequence, first: int, count: int
+    ) -> Payload | None:
+        device = self._source.on_device
+        if device is None or connection.on_device is None:
+            return self._source.lend(sequence, first, count)
+        return device.lend_in_place(sequence, first, count)
 
     async def _receive_loop(self, connection: transport.Connection) -> None:
         while True:

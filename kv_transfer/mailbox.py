@@ -96,6 +96,10 @@ class MailboxConnection:
         self._timer = self._loop.call_later(limits.ping_interval_s, self._tick)
 
     @property
+    def on_device(self) -> None:
+        """Such carriers know main memory alone."""
+
+    @property
     def was_open(self) -> bool:
         """Whether the peer has ever answered."""
         return self._window.size > 0

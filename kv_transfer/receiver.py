@@ -17,6 +17,7 @@ from typing import Protocol
 
 from common import messages
 from common.config import TransferConfig
+from common.device_blocks import DeviceBlocks
 from common.messages import (
     Accept,
     Blocks,
@@ -36,13 +37,20 @@ from common.roster import Reservation
 from common.sequence import SequenceKey
 from common.tally import Tally, tallies
 from kv_transfer import transport
-from kv_transfer.checksum import checksum
 from kv_transfer.incoming import Incoming, Phase
+from kv_transfer.payload import Payload, is_right, receive
 from kv_transfer.peer import Incompatible, Peer
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 1024  # offers without room; more are refused as overloaded
+
+
+class DeviceSink(Protocol):
+    def landing_in_place(self, reservation: Reservation, first: int, count: int) -> DeviceBlocks:
+        """As ``BlockSink.landing_views``: the blocks themselves, in the memory of a device. ``landed`` is not
+        called for them."""
+        ...
 
 
 class BlockSink(Protocol):
@@ -62,6 +70,11 @@ class BlockSink(Protocol):
         ...
 
     def cancel(self, reservation: Reservation) -> None: ...
+
+    @property
+    def on_device(self) -> DeviceSink | None:
+        """None where blocks lie in main memory."""
+        ...
 
 
 @dataclass(slots=True)
@@ -167,22 +180,29 @@ class Receiver:
             return self._fence(incoming, fault)
         reservation = incoming.reservation
         assert reservation is not None
-        views = self._sink.landing_views(reservation, message.first, message.count)
+        place = self._place(peer.connection, reservation, message)
         incoming.landing = True
         try:
-            await peer.connection.receive_payload(views)
+            await receive(peer.connection, place)
         finally:
             incoming.landing = False
             if incoming.phase is Phase.ENDED:
                 self._give_room_back(reservation)
         if incoming.phase is Phase.ENDED:
             return
-        if message.checksum is not None and checksum(views) != message.checksum:
+        if not is_right(message, place, self._block_bytes):
             return self._fence(incoming, "checksum")
-        self._sink.landed(reservation, message.first, message.count, views)
+        if not isinstance(place, DeviceBlocks):
+            self._sink.landed(reservation, message.first, message.count, place)
         self.counters.received_bytes += num_bytes
         incoming.received.update(range(message.first, message.first + message.count))
         peer.say(Credit(message.transfer_id, len(incoming.received)))
+
+    def _place(self, connection: transport.Connection, reservation: Reservation, message: Blocks) -> Payload:
+        device = self._sink.on_device
+        if device is None or connection.on_device is None or not message.on_device:
+            return self._sink.landing_views(reservation, message.first, message.count)
+        return device.landing_in_place(reservation, message.first, message.count)
 
     def take_over(self, peer: Peer, handover: Handover) -> None:
         incoming = self._open_transfer(peer, handover.transfer_id)

@@ -13,10 +13,13 @@ message is delivered whole and in order, or the connection is dead.
 import importlib.util
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from common.secret import Secret
 from kv_transfer.window import MIN_WINDOW_BYTES
+
+if TYPE_CHECKING:  # takes seconds to import
+    from torch import Tensor
 
 Buffer = bytes | bytearray | memoryview
 MAX_HEADER_BYTES = 1 << 20
@@ -53,6 +56,11 @@ class Connection(Protocol):
         """Address of the other side, for logs."""
         ...
 
+    @property
+    def on_device(self) -> "DeviceConnection | None":
+        """The same connection for payloads in the memory of devices; None where it has no way there."""
+        ...
+
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
         """Send a message; waits while the peer is slow, with some transports until it has taken or skipped
         the payload. When it returns, ``payload`` may be overwritten. Cancelling a send closes the connection:
@@ -74,6 +82,20 @@ class Connection(Protocol):
     async def close(self) -> None:
         """End the connection; pending calls on both sides raise ConnectionError. Messages whose ``send`` has
         returned still reach a peer that reads. Safe to repeat."""
+        ...
+
+
+class DeviceConnection(Protocol):
+    """What a connection can do besides that reaches into the memory of devices."""
+
+    async def send_tensors(self, header: bytes, payload: "Sequence[Tensor]") -> None:
+        """As ``send``, each tensor contiguous uint8, anywhere; the peer may take them with
+        ``receive_payload``, too."""
+        ...
+
+    async def receive_tensors(self, into: "Sequence[Tensor]") -> None:
+        """As ``receive_payload``, for what was sent as tensors of these sizes; anything else ends the
+        connection."""
         ...
 
 

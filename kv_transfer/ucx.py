@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from common.hosts import is_loopback
@@ -129,7 +130,18 @@ class UcxConnection:
         if payload_bytes <= INLINE_BYTES:
             return await self._inner.send_unchecked(_COUNT.pack(0) + header, payload)
         # However scattered the payload is, its pieces are few enough to be counted.
-        pieces = list(cut(payload, PIECE_BYTES, max(GATHER_BYTES, payload_bytes // 4096)))
+        least = max(GATHER_BYTES, payload_bytes // 4096)
+        await self._send_pieces(header, list(cut(payload, PIECE_BYTES, least)))
+
+    @property
+    def on_device(self) -> "UcxConnection":
+        return self
+
+    async def send_tensors(self, header: bytes, payload: Sequence[Tensor]) -> None:
+        self._inner.check_size(len(header), sum(tensor.nbytes for tensor in payload))
+        await self._send_pieces(header, payload)
+
+    async def _send_pieces(self, header: bytes, pieces: Sequence[Buffer | Tensor]) -> None:
         sizes = struct.pack(f">{len(pieces)}I", *(len(piece) for piece in pieces))
         await self._inner.send_unchecked(_COUNT.pack(len(pieces)) + sizes + header)
         await self._finish([self._endpoint.send(piece, self._send_tag) for piece in pieces])
@@ -162,6 +174,14 @@ class UcxConnection:
         for place in places:
             if place.parts:
                 scatter([place.landing], place.parts)
+
+    async def receive_tensors(self, into: Sequence[Tensor]) -> None:
+        self._inner.check_alive()
+        if tuple(self._current.piece_sizes) != tuple(tensor.nbytes for tensor in into):
+            self._inner.refuse("blocks in pieces that are no blocks")
+            self._inner.check_alive()
+        self._current = Announced(0, ())
+        await self._finish([self._endpoint.receive(tensor, self._receive_tag) for tensor in into])
 
     async def close(self) -> None:
         await self._inner.close()

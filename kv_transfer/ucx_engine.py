@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 # ucxx itself sets a variable that UCX then reports as unknown to it.
 os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
 
+from torch import Tensor
 from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
@@ -126,18 +127,23 @@ class Endpoint:
         self._engine = engine
         self._raw = raw
 
-    def send(self, buffer: Buffer, tag: int) -> Operation:
-        array = Array(buffer)
+    def send(self, buffer: Buffer | Tensor, tag: int) -> Operation:
+        array = array_of(buffer)
         return self._engine.start(self._raw.tag_send(array, libucxx.UCXXTag(tag)), array)
 
-    def receive(self, buffer: memoryview, tag: int) -> Operation:
-        array = Array(buffer)
+    def receive(self, buffer: memoryview | Tensor, tag: int) -> Operation:
+        array = array_of(buffer)
         return self._engine.start(self._raw.tag_recv(array, libucxx.UCXXTag(tag)), array)
 
     def close(self) -> None:
         """Cancel what is under way; it is quiet once its operations are done. Safe to repeat."""
         self._raw.close_blocking(CLOSE_TIMEOUT_NS, 1)
         self._engine.schedule()
+
+
+def array_of(buffer: Buffer | Tensor) -> Array:
+    """A tensor on a device tells its place by itself; one in main memory has to be asked for an array."""
+    return Array(buffer.numpy() if isinstance(buffer, Tensor) and not buffer.is_cuda else buffer)
 
 
 async def quiet(operations: Sequence[Operation]) -> None:

@@ -9,7 +9,6 @@ from common.cache import (
     choose_num_blocks,
     device_bytes,
     make_layout,
-    runs,
 )
 from common.config import ConfigError, EngineConfig
 
@@ -50,11 +49,6 @@ def test_neighbours_share_a_view_and_the_order_is_kept() -> None:
     assert cache.views([]) == []
 
 
-def test_runs_are_found() -> None:
-    assert runs([7]) == [(7, 7)]
-    assert runs([3, 4, 5, 9, 8, 9]) == [(3, 5), (9, 9), (8, 9)]
-
-
 def test_a_new_cache_is_zero() -> None:
     assert not make_cache("bfloat16").data.any()
 
@@ -87,18 +81,6 @@ def test_the_automatic_size_is_modest() -> None:
 )
 def test_a_device_is_shared_as_asked(share: float, free: int, held: int, expected: int) -> None:
     assert device_bytes(share, total=100, free=free, held=held, step_bytes=5) == expected
-
-
-def test_blocks_that_lie_anywhere_travel_by_way_of_main_memory() -> None:
-    source, target = (Cache(make_layout("m", "float16", 3, 2, 8, 4), 6, CPU, staged=True) for _ in range(2))
-    source.data[:] = torch.randn(source.data.shape).half()
-    ids, places = [4, 1, 2, 0], [3, 4, 5, 0]
-    views = target.landing(places)
-    views[0][:] = b"".join(source.read(ids))
-    assert not target.data.any()
-    target.landed(places, views)
-    assert torch.equal(target.data[places], source.data[ids])
-    assert not target.data[[1, 2, 6]].any()
 
 
 def test_a_block_of_whole_numbers_has_a_scale_for_every_position_of_a_head() -> None:

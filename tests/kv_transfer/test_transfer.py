@@ -53,6 +53,7 @@ class Memory:
     cached: dict[bytes, int] = field(default_factory=dict)
     lent: int = 0
     dead: set[SequenceKey] = field(default_factory=set)
+    on_device: None = None
 
     def __post_init__(self) -> None:
         self.data = bytearray(self.num_blocks * BLOCK_BYTES)
@@ -453,6 +454,7 @@ class Halting:
     def __init__(self, connection: transport.Connection) -> None:
         self._connection = connection
         self.peer = connection.peer
+        self.on_device = connection.on_device
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
 
     async def send(self, header: bytes, payload: collections.abc.Sequence[transport.Buffer] = ()) -> None:
