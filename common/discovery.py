@@ -30,7 +30,7 @@ class Place(NamedTuple):
         """As ``NetworkConfig`` has checked it: etcd://HOST:PORT,.../PREFIX."""
         hosts, _, prefix = text.removeprefix("etcd://").partition("/")
         path = "/".join(part for part in prefix.split("/") if part) or "baton"
-        return cls(tuple(f"http://{host}" for host in hosts.split(",")), f"/{path}/proxies/")
+        return cls(tuple(f"http://{host}" for host in hosts.split(",")), f"{path}/proxies/")
 
 
 async def announce(place: Place, address: str, ttl_s: int = TTL_S) -> None:
