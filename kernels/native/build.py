@@ -3,7 +3,8 @@
 The library's name in the cache directory (``BATON_CACHE_DIR``, or ``baton`` in the user's cache) is a hash of
 the sources, the compiler and the options, so that it is rebuilt exactly when one of them changes. ``isa.c``
 is compiled once for each instruction set; which of them runs is decided by the processor when the library is
-loaded. ``python -m kernels.native`` does the same ahead of time."""
+loaded. ``python -m kernels.native`` does the same ahead of time; with ``BATON_NATIVE_LIBRARY`` the library is
+the file named there, and no compiler is needed."""
 
 import hashlib
 import logging
@@ -45,6 +46,7 @@ X86_SETS = {
     "avx512": AVX512_FLAGS,
     "amx": ("-DISA_AMX", *AVX512_FLAGS, "-mavx512bf16", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"),
 }
+LIBRARY_VARIABLE = "BATON_NATIVE_LIBRARY"
 FLAGS_VARIABLE = "BATON_NATIVE_CFLAGS"  # added to the others, for sanitizers and experiments
 COMPILE_TIMEOUT_S = 600.0  # a busy small machine needs about one minute
 
@@ -84,6 +86,8 @@ def compiler() -> str:
 
 def library() -> Path:
     """The compiled library, made if it is not in the cache yet. ``BuildError`` when it cannot be made."""
+    if prepared := os.environ.get(LIBRARY_VARIABLE):
+        return Path(prepared)
     extra_flags = tuple(os.environ.get(FLAGS_VARIABLE, "").split())
     try:
         path = cache_directory() / f"kernels-{fingerprint(extra_flags)}.so"

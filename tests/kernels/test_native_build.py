@@ -88,6 +88,17 @@ def test_other_flags_make_another_library(tmp_path: Path, recorder: Path) -> Non
     )
 
 
+def test_a_library_made_beforehand_needs_no_compiler(tmp_path: Path) -> None:
+    library = finish(start(LIBRARY, dict(os.environ)))
+    env = environment(tmp_path, "", PATH=str(tmp_path), BATON_NATIVE_LIBRARY=library)
+    assert finish(start(AVAILABLE, env)) == "None"
+
+
+def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
+    env = environment(tmp_path, "", BATON_NATIVE_LIBRARY=str(tmp_path / "nowhere.so"))
+    assert "nowhere.so" in finish(start(AVAILABLE, env))
+
+
 @pytest.mark.skipif(
     "BATON_TEST_SANITIZERS" not in os.environ, reason="takes minutes; asked for by BATON_TEST_SANITIZERS"
 )
