@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -26,18 +26,21 @@ class Command(NamedTuple):
     environment: Mapping[str, str]
     cores: tuple[int, ...] = ()
     stage: int = 0
+    forkable: bool = False  # it runs a module with -m, which shares what it imports with others
 
 
 @dataclass(slots=True, eq=False)
 class Child:
     command: Command
-    process: asyncio.subprocess.Process
+    pid: int
     output: FileIO  # the reading end of its pipe
     started: float  # time.monotonic()
+    exit_code: Callable[[], Awaitable[int]]  # waits for its end; negative: the signal
     last_line: str = ""
+    ended: bool = False
 
     @classmethod
-    async def start(cls, command: Command) -> "Child":
+    async def start(cls, command: Command, pass_fds: tuple[int, ...] = ()) -> "Child":
         # A pipe of our own: with asyncio's, the end of the process goes unnoticed while a grandchild has it.
         reading, writing = os.pipe()
         try:
@@ -48,6 +51,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
+                pass_fds=pass_fds,
                 start_new_session=True,  # Ctrl-C in the terminal reaches only the supervisor
             )
         except BaseException:
@@ -55,11 +59,7 @@ class Child:
             raise
         finally:
             os.close(writing)
-        return cls(command, process, FileIO(reading), time.monotonic())
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+        return cls(command, process.pid, FileIO(reading), time.monotonic(), process.wait)
 
     @property
     def age_s(self) -> float:
@@ -70,7 +70,8 @@ class Child:
         the wait is cancelled the process is killed."""
         passing_on = asyncio.create_task(self._pass_on(show))
         try:
-            code = await self.process.wait()
+            code = await self.exit_code()
+            self.ended = True
             self.kill()  # what it started and left behind
             await asyncio.wait([passing_on], timeout=_OUTPUT_GRACE_S)
         finally:
@@ -103,8 +104,9 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to finish its work and end."""
-        with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
+        if not self.ended:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End it at once, and what it started; harmless when it is gone."""

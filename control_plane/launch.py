@@ -13,11 +13,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
+    die_with(int(arguments[0]))
+    os.execv(arguments[1], arguments[1:])
+
+
+def die_with(parent: int) -> None:
+    """Be killed when ``parent`` ends; exits if it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(arguments[0]):  # it died before the promise was given
+    if os.getppid() != parent:  # it died before the promise was given
         sys.exit(1)
-    os.execv(arguments[1], arguments[1:])
 
 
 if __name__ == "__main__":

@@ -53,10 +53,12 @@ def available_bytes() -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that the process holds now; 0 when it has ended."""
+    """Memory that the process holds now, of what it shares with others its part, where the system says so: of
+    several processes these add up. 0 when it has ended."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.NoSuchProcess:
+        memory = psutil.Process(pid).memory_full_info()
+        return int(getattr(memory, "pss", memory.rss))
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return 0
 
 

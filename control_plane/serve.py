@@ -16,11 +16,14 @@ from dataclasses import replace
 from common import model_source
 from common.config import ConfigError, ProxyConfig
 from common.model_config import ModelConfig, ModelError
+from common.notice import tell_ready
 from common.options import refusal
 from control_plane import deployment, gpus, memory, ports
 from control_plane.commands import commands
 from control_plane.deployment import Deployment, own_url
+from control_plane.forking import nurseries
 from control_plane.greeting import ready_text, start_text
+from control_plane.notices import Notices
 from control_plane.readiness import wait_ready
 from control_plane.supervisor import Limits, Outcome, Supervisor
 from control_plane.terminal import Terminal
@@ -68,8 +71,10 @@ def with_ports(plan: Deployment, claims: contextlib.ExitStack) -> tuple[ProxyCon
 
 
 def run(plan: Deployment) -> int:
-    processes = commands(plan, os.environ)
-    terminal = Terminal.standard([process.name for process in processes])
+    notices = Notices()
+    processes = commands(plan, os.environ | notices.environment)
+    forking = nurseries(processes)
+    terminal = Terminal.standard([process.name for process in processes] + [each.name for each in forking])
     drain_s = max(group.worker.drain_timeout_s for group in plan.workers)
     limits = Limits(start_timeout_s=plan.serve.start_timeout_s, stop_timeout_s=drain_s + _KILL_GRACE_S)
     started = time.monotonic()
@@ -79,10 +84,15 @@ def run(plan: Deployment) -> int:
         urls = [own_url(plan, proxy) for proxy in plan.proxies]
         roles = {group.role: group.count for group in plan.workers}
         addresses = await wait_ready(urls, keys[0] if keys else "", roles)
-        memory_bytes = {name: memory.resident_bytes(child.pid) for name, child in supervisor.children.items()}
+        nurseries_too = {each.name: each.child for each in forking if each.child is not None}
+        memory_bytes = {
+            name: memory.resident_bytes(child.pid)
+            for name, child in (supervisor.children | nurseries_too).items()
+        }
+        tell_ready()
         return ready_text(plan, time.monotonic() - started, memory_bytes, addresses)
 
-    supervisor = Supervisor(processes, ready, terminal, limits)
+    supervisor = Supervisor(processes, ready, terminal, limits, forking, notices)
     terminal.say(start_text(plan))
     return _close(asyncio.run(supervisor.run()), terminal)
 

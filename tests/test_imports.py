@@ -39,6 +39,7 @@ CONTROL_PLANE_MAY_KNOW = {
     "messages",
     "model_config",
     "model_source",
+    "notice",
     "options",
     "secret",
 }

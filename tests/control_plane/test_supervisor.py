@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from control_plane.child import Command
+from control_plane.forking import Nursery
+from control_plane.notices import Notices
 from control_plane.supervisor import Limits, Supervisor
 from control_plane.terminal import Terminal
 
@@ -56,11 +58,16 @@ async def never() -> str:
 
 
 def supervisor(
-    *commands: Command, limits: Limits = QUICK, ready: Callable[[], Awaitable[str]] = at_once
+    *commands: Command,
+    limits: Limits = QUICK,
+    ready: Callable[[], Awaitable[str]] = at_once,
+    nurseries: Sequence[Nursery] = (),
+    notices: Notices | None = None,
 ) -> tuple[Supervisor, Lines]:
     lines = Lines()
-    terminal = Terminal([command.name for command in commands], lines, lines)
-    return Supervisor(commands, ready, terminal, limits), lines
+    names = [command.name for command in commands] + [nursery.name for nursery in nurseries]
+    terminal = Terminal(names, lines, lines)
+    return Supervisor(commands, ready, terminal, limits, nurseries, notices), lines
 
 
 def is_alive(pid: int) -> bool:
@@ -154,6 +161,25 @@ async def test_a_crash_after_long_service_does_not_count_towards_giving_up(tmp_p
     await lines.until(lambda text: "worker | working" in text)
     subject.stop()
     assert (await running).exit_code == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="notices are heard on Linux only")
+async def test_a_child_that_has_said_that_it_serves_is_started_again_at_once_however_often() -> None:
+    program = """
+        from common.notice import tell_ready
+        tell_ready()
+        print("working", flush=True)
+    """
+    notices = Notices()
+    one = command("worker", textwrap.dedent(program))
+    one = one._replace(environment={**one.environment, **notices.environment})
+    limits = QUICK._replace(steady_s=0.0)
+    subject, lines = supervisor(one, limits=limits, ready=never, notices=notices)
+    running = asyncio.create_task(subject.run())
+    await lines.until(lambda text: text.count("worker ended with exit code 0; started again at once") > 5)
+    subject.stop()
+    assert (await running).exit_code == 0
+    notices.close()
 
 
 async def test_a_child_that_refuses_its_options_is_not_started_again() -> None:
