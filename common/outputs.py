@@ -66,4 +66,5 @@ def status_of(
         pace=engine.pace(),
         block_bytes=engine.cache.block_bytes,
         links=links or {},
+        locality=usage.locality,
     )

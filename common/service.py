@@ -112,7 +112,8 @@ class Service:
 
     def status(self) -> Status:
         """May be called in any thread."""
-        return structs.replace(self._role.status(self._draining), locality=self._locality)
+        status = self._role.status(self._draining)
+        return structs.replace(status, locality=status.locality | self._locality)
 
     def owns(self, key: SequenceKey) -> bool:
         return key in self._owners

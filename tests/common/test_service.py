@@ -2,6 +2,7 @@ import asyncio
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from common import proxies
 from common.config import WorkerConfig
@@ -50,3 +51,13 @@ async def test_a_proxy_that_does_not_answer_is_named(
                 await asyncio.sleep(0.01)
             tested.drain()
             await running
+
+
+def test_what_an_operator_says_of_a_workers_place_counts_more_than_what_it_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = replace(status_of("decode", "d1"), locality={"nvlink": "GPU-1", "numa": "GPU-0"})
+    monkeypatch.setattr(Idle, "status", lambda *_: found)
+    config = WorkerConfig(proxies=("tcp://127.0.0.1:1",), locality=("host=a", "numa=north"))
+    status = Service(config, "d1", Idle(), Idle()).status()
+    assert status.locality == {"nvlink": "GPU-1", "numa": "north", "host": "a"}
