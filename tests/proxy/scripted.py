@@ -71,6 +71,7 @@ class ScriptedWorker:
         self.generates: list[Generate] = []
         self.aborts: list[Abort] = []
         self.refusals: list[str] = []
+        self.num_drains = 0
         self.num_lost = 0
         self.num_said = 0
         self.num_taken_over = 0
@@ -161,7 +162,7 @@ class ScriptedWorker:
                     case Refused(reason=reason):
                         self.refusals.append(reason)
                     case Drain():
-                        pass
+                        self.num_drains += 1
                 self._changed.set()
 
     def close(self) -> None:
