@@ -16,6 +16,7 @@ from tests.faults.support import ask, assert_equal, case
 MAX_MODEL_LEN = 1024
 NUM_BLOCKS = 128
 STEP_TOKENS = 128  # longer prompts take several steps
+ADMIN_KEY = "administrator"
 SMALL = (
     f"--num-blocks={NUM_BLOCKS}",
     f"--max-model-len={MAX_MODEL_LEN}",
@@ -58,7 +59,8 @@ def shared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
         prefill=2,
         decode=2,
         options=SMALL,
-        proxy_options=["--worker-wait-s=8"],  # workers are back sooner, and some tests see it pass
+        # Workers are back sooner than they are waited for, and some tests see it pass.
+        proxy_options=["--worker-wait-s=8", f"--admin-key={ADMIN_KEY}"],
         relayed=True,
         relayed_control=True,
     )
