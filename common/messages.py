@@ -279,6 +279,7 @@ class Blocks(Struct, frozen=True, tag=True):
     first: int  # index in the sequence's blocks
     count: int
     checksum: int | None  # xxh3_64 of the payload; None where checksums are switched off
+    wants_answer: bool = True  # a Credit; not where more follows at once
     on_device: bool = False  # sent block by block from a device's memory; the checksum is of another kind
 
 

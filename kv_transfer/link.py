@@ -248,8 +248,7 @@ class Link:
                 self._watch(outgoing)
                 outgoing.busy_since = asyncio.get_running_loop().time()
                 outgoing.busy_from = outgoing.num_landed
-            outgoing.num_sent += count
-            message = Blocks(outgoing.transfer_id, first, count, digest, on_device=on_device)
+            message = Blocks(outgoing.transfer_id, first, count, digest, outgoing.note_sent(count), on_device)
             await send(connection, message, payload)
         finally:
             self._source.take_back(outgoing.sequence)
@@ -283,6 +282,7 @@ class Link:
                 self._forget(outgoing)
                 if outgoing.phase is not Phase.HANDED_OVER:
                     raise MessageError(f"Landed for a transfer that is {outgoing.phase.value}")
+                self._note_landed(outgoing, outgoing.num_sent)
                 self._owner.landed(outgoing)
             case Refuse(error=error) | Failed(error=error):
                 self._forget(outgoing)
@@ -291,20 +291,22 @@ class Link:
                 raise MessageError(f"unexpected {type(other).__name__} from a decode worker")
 
     def _credited(self, outgoing: Outgoing, num_landed: int) -> None:
-        outgoing.note_landed(num_landed)
-        if num_landed == outgoing.num_sent:
-            self._note_speed(outgoing)
+        self._note_landed(outgoing, num_landed)
         if outgoing.awaits_answer:
             self._watch(outgoing)
         elif outgoing.stall_timer is not None:
             outgoing.stall_timer.cancel()
         self.wake()
 
+    def _note_landed(self, outgoing: Outgoing, num_landed: int) -> None:
+        if outgoing.note_landed(num_landed) and num_landed == outgoing.num_sent:
+            self._note_speed(outgoing)
+
     def _note_speed(self, outgoing: Outgoing) -> None:
         """All that was sent has landed."""
         duration_s = asyncio.get_running_loop().time() - outgoing.busy_since
         num_bytes = (outgoing.num_landed - outgoing.busy_from) * self._block_bytes
-        if num_bytes and duration_s > 0:
+        if duration_s > 0:
             self._counters.note_speed(self._target.incarnation, num_bytes / duration_s)
 
     def _watch(self, outgoing: Outgoing) -> None:

@@ -126,6 +126,13 @@ class MailboxConnection:
         self._post(headed(Kind.DATA, header), payload)
         self.check_alive()
 
+    def send_now(self, header: bytes) -> bool:
+        self.check_size(len(header), 0)
+        if not self._window.try_take(self._window.cost(len(header))):
+            return False
+        self._post(headed(Kind.DATA, header))
+        return self._lost is None
+
     async def receive(self) -> tuple[bytes, int]:
         self._finish_current()
         while not self._inbox:

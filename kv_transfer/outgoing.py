@@ -34,6 +34,7 @@ class Outgoing:
     num_ready: int = 0  # leading blocks whose computation is finished
     num_sent: int = 0
     num_landed: int = 0
+    num_asked: int = 0  # of those sent, which of them were last to want an answer
     credit: int = 0
     handover: Handover | None = None
     num_skipped: int = 0  # leading blocks that the receiver had already
@@ -50,6 +51,16 @@ class Outgoing:
         count = min(self.num_ready - self.num_sent, self.num_landed + self.credit - self.num_sent, max_blocks)
         return (self.num_sent, count) if count > 0 else None
 
+    def note_sent(self, count: int) -> bool:
+        """Whether this run is to be answered: a quarter of the credit was sent since the last that was, or
+        nothing follows at once. What is followed by Handover is answered by Landed."""
+        self.num_sent += count
+        follows = self.may_hand_over or self.next_run(1) is not None
+        wants_answer = not follows or self.num_sent - self.num_asked >= self.credit // 4
+        if wants_answer:
+            self.num_asked = self.num_sent
+        return wants_answer
+
     @property
     def may_hand_over(self) -> bool:
         return self.phase is Phase.ACCEPTED and self.handover is not None and self.num_sent == self.num_blocks
@@ -61,14 +72,16 @@ class Outgoing:
             raise MessageError(text)
         self.phase = Phase.ACCEPTED
         self.accepted_at = time.monotonic()
-        self.num_sent = self.num_landed = self.num_skipped = skip_blocks
+        self.num_sent = self.num_landed = self.num_asked = self.num_skipped = skip_blocks
         self.credit = credit
 
-    def note_landed(self, num_landed: int) -> None:
-        """Raises ``MessageError`` when that cannot be."""
+    def note_landed(self, num_landed: int) -> bool:
+        """Whether that is news. Raises ``MessageError`` when it cannot be."""
         if not self.num_landed <= num_landed <= self.num_sent:
             raise MessageError(f"Credit for {num_landed} blocks, {self.num_sent} were sent")
+        is_news = num_landed > self.num_landed
         self.num_landed = num_landed
+        return is_news
 
     @property
     def awaits_answer(self) -> bool:

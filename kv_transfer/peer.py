@@ -42,14 +42,17 @@ class Hearer(Protocol):
 class Peer:
     def __init__(self, connection: transport.Connection) -> None:
         self.connection = connection
-        self._outbox: asyncio.Queue[messages.Transfer] = asyncio.Queue(OUTBOX)
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(OUTBOX)
         self._overrun = False
 
     def say(self, message: messages.Transfer) -> None:
-        """Queue an answer; a peer that leaves its answers unread is cut off by the receive loop's next
-        turn."""
+        """Answer at once, or when the peer has room for it; one that leaves its answers unread is cut off by
+        the receive loop's next turn."""
+        answer = messages.encode(message)
+        if self._outbox.empty() and self.connection.send_now(answer):
+            return
         try:
-            self._outbox.put_nowait(message)
+            self._outbox.put_nowait(answer)
         except asyncio.QueueFull:
             self._overrun = True
 
@@ -75,7 +78,7 @@ class Peer:
 
     async def _answer(self) -> None:
         while True:
-            await self.connection.send(messages.encode(await self._outbox.get()))
+            await self.connection.send(await self._outbox.get())
 
     async def _hear(self, hearer: Hearer) -> None:
         while not self._overrun:

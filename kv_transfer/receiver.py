@@ -196,7 +196,8 @@ class Receiver:
             self._sink.landed(reservation, message.first, message.count, place)
         self.counters.received_bytes += num_bytes
         incoming.received.update(range(message.first, message.first + message.count))
-        peer.say(Credit(message.transfer_id, len(incoming.received)))
+        if message.wants_answer:
+            peer.say(Credit(message.transfer_id, len(incoming.received)))
 
     def _place(self, connection: transport.Connection, reservation: Reservation, message: Blocks) -> Payload:
         device = self._sink.on_device
@@ -212,10 +213,11 @@ class Receiver:
         if (fault := incoming.fault_of_handover(handover)) is not None:
             return self._fence(incoming, fault)
         assert incoming.reservation is not None
-        self._adopt(incoming.reservation, handover)  # first: what is under way here is always somewhere
+        # Said first: the steps that begin now would keep it waiting for a core.
+        peer.say(Landed(handover.transfer_id))
+        self._adopt(incoming.reservation, handover)  # before the end: what is under way here is somewhere
         self._end(incoming)
         self.counters.num_landed += 1
-        peer.say(Landed(handover.transfer_id))
 
     def cancelled(self, peer: Peer, transfer_id: str) -> None:
         incoming = self._transfers.get(transfer_id)

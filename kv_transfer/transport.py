@@ -68,6 +68,11 @@ class Connection(Protocol):
         would refuse for its size."""
         ...
 
+    def send_now(self, header: bytes) -> bool:
+        """``send`` of a header alone, by those who cannot wait. False when it was not sent: there is no room
+        for it, a ``send`` waits for room, or the connection is dead."""
+        ...
+
     async def receive(self) -> tuple[bytes, int]:
         """The next header and the size of its payload in bytes. What came before the peer closed is still
         delivered. Cancelling loses nothing."""

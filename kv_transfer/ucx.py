@@ -146,6 +146,10 @@ class UcxConnection:
         await self._inner.send_unchecked(_COUNT.pack(len(pieces)) + sizes + header)
         await self._finish([self._endpoint.send(piece, self._send_tag) for piece in pieces])
 
+    def send_now(self, header: bytes) -> bool:
+        self._inner.check_size(len(header), 0)
+        return self._inner.send_now(_COUNT.pack(0) + header)
+
     async def receive(self) -> tuple[bytes, int]:
         await self._skip()
         content, inline_bytes = await self._inner.receive()

@@ -14,6 +14,7 @@ class Window:
         self.size = 0  # not known before the peer has answered
         self._room = 0
         self._is_shut = False
+        self._num_waiting = 0
         self._changed = asyncio.Event()
 
     def open(self, size: int) -> None:
@@ -26,10 +27,21 @@ class Window:
 
     async def take(self, amount: int) -> None:
         """Wait for room; returns at once when shut."""
-        while self._room < amount and not self._is_shut:
-            self._changed.clear()
-            await self._changed.wait()
+        self._num_waiting += 1
+        try:
+            while self._room < amount and not self._is_shut:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._num_waiting -= 1
         self._room -= amount
+
+    def try_take(self, amount: int) -> bool:
+        """False where ``take`` would wait, or somebody waits in it."""
+        if self._num_waiting or self._is_shut or self._room < amount:
+            return False
+        self._room -= amount
+        return True
 
     def give(self, amount: int) -> None:
         self._room = min(self._room + amount, self.size)

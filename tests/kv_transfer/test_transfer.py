@@ -187,6 +187,34 @@ async def test_finished_blocks_travel_before_the_prompt_is_computed() -> None:
         assert (await pair.outcome()).error is None
 
 
+async def test_what_is_followed_at_once_goes_unanswered_up_to_a_quarter_of_the_credit() -> None:
+    config = replace(CONFIG, credit_bytes=64 * BLOCK_BYTES)
+    answered: list[int] = []
+
+    async def serve(connection: transport.Connection) -> None:
+        await connection.receive()
+        await connection.send(messages.encode(Welcome("d1")))
+        offer = messages.decode_transfer((await connection.receive())[0])
+        assert isinstance(offer, Offer)
+        await connection.send(messages.encode(Accept(offer.transfer_id, 0, 64)))
+        while isinstance(message := messages.decode_transfer((await connection.receive())[0]), Blocks):
+            if message.wants_answer:
+                answered.append(message.first + message.count)
+                await connection.send(messages.encode(messages.Credit(offer.transfer_id, answered[-1])))
+        await connection.send(messages.encode(messages.Landed(offer.transfer_id)))
+
+    async with running(Pair(config=config), serve) as pair:
+        generate, sequence = pair.p.prompt("a", 40 * BLOCK_SIZE, pair.target)
+        pair.sender.offer(generate, sequence)
+        pair.sender.progress(sequence.key, 20 * BLOCK_SIZE)
+        await until(lambda: answered == [16, 20])
+        pair.sender.progress(sequence.key, 40 * BLOCK_SIZE)
+        pair.sender.hand_over(sequence.key, (7,), (), {})
+        assert (await pair.outcome()).error is None
+        assert answered == [16, 20, 36]
+        assert pair.sender.counters.bytes_per_s["d1"] > 0
+
+
 async def test_blocks_the_receiver_holds_are_not_sent() -> None:
     async with running(Pair()) as pair:
         generate, sequence = pair.p.prompt("a", 30, pair.target)
@@ -459,6 +487,9 @@ class Halting:
 
     async def send(self, header: bytes, payload: collections.abc.Sequence[transport.Buffer] = ()) -> None:
         await self._connection.send(header, payload)
+
+    def send_now(self, header: bytes) -> bool:
+        return self._connection.send_now(header)
 
     async def receive(self) -> tuple[bytes, int]:
         return await self._connection.receive()

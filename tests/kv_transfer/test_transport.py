@@ -215,6 +215,21 @@ async def test_a_peer_that_does_not_read_holds_the_sender_back_and_loses_nothing
         assert await server.receive() == (b"after", 0)
 
 
+async def test_a_header_sent_at_once_arrives_in_its_turn_or_not_at_all(address: str) -> None:
+    async with pair(address) as (client, server):
+        await client.send(b"before")
+        assert client.send_now(b"now")
+        sent = await fill(client, bytes(100_000))
+        assert not client.send_now(b"never"), "another message waits for room"
+        assert await server.receive() == (b"before", 0)
+        assert await server.receive() == (b"now", 0)
+        assert [await read(server) for _ in range(sent + 1)] == [(b"fill", bytes(100_000))] * (sent + 1)
+        await server.close()
+        with pytest.raises(ConnectionError):
+            await client.receive()
+        assert not client.send_now(b"too late")
+
+
 async def test_one_peer_that_does_not_read_does_not_hold_up_another(address: str) -> None:
     accepted: asyncio.Queue[Connection] = asyncio.Queue()
     async with listening(address, accepted) as listener, asyncio.timeout(TIMEOUT_S):

@@ -34,6 +34,21 @@ async def test_taking_waits_for_credit() -> None:
         await taking
 
 
+async def test_taking_at_once_neither_waits_nor_overtakes_who_waits() -> None:
+    window = opened()
+    assert window.try_take(MIN_WINDOW_BYTES - 10)
+    assert not window.try_take(20)
+    taking = asyncio.create_task(window.take(20))
+    await asyncio.wait([taking], timeout=0.01)
+    assert not window.try_take(5)
+    window.give(15)
+    async with asyncio.timeout(TIMEOUT_S):
+        await taking
+    assert window.try_take(5)
+    window.shut()
+    assert not window.try_take(0)
+
+
 async def test_credit_beyond_the_window_counts_for_nothing() -> None:
     window = opened()
     window.give(1 << 60)
