@@ -74,7 +74,8 @@ class Proxies:
         finally:
             self.channels.remove(channel)
             channel.close(self.flush_s)
-            logger.info("proxy %s is left", channel.address)
+            if channel.address not in self._wanted:
+                logger.info("proxy %s is left", channel.address)
 
     def _name_the_unheard(self) -> None:
         for channel in self.channels:

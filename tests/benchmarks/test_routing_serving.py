@@ -1,8 +1,13 @@
 import json
 from pathlib import Path
 
-from benchmarks.routing_serving import best_hit_rate, conversations
-from benchmarks.serve import traces
+from benchmarks.routing_modes import Row, verdict
+from benchmarks.routing_replay import best_hit_rate, conversations, fitted, pieces
+from benchmarks.serve.client import Outcome
+from benchmarks.serve.figures import Targets, figures
+from benchmarks.serve.generator import Run
+from benchmarks.serve.traces import Recorded
+from benchmarks.serve.workload import Planned
 
 
 def line(at_ms: int, ids: list[int], num_tokens: int) -> str:
@@ -14,16 +19,36 @@ def test_takes_whole_conversations_and_fits_them_into_the_time(tmp_path: Path) -
     lines += [line(100, [0, 2], 900), line(300, [0, 2, 3], 1400)]  # two turns: too few
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(lines))
-    chosen = conversations(path, num_turns=6, span_s=2.0)
-    assert len(chosen) == 5
-    assert [one["timestamp"] for one in chosen] == [0, 500, 1000, 1500, 2000]
-    again = tmp_path / "again.jsonl"
-    again.write_text("\n".join(map(json.dumps, chosen)))
-    assert [one.num_prompt_tokens for one in traces.read(again)] == [512 * (turn + 2) for turn in range(5)]
+    chosen = conversations(path, num_turns=6)
+    assert [one.num_prompt_tokens for one in chosen] == [512 * (turn + 2) for turn in range(5)]
+    assert fitted(chosen, span_s=2.0) == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
 def test_the_best_hit_rate_is_that_of_a_cache_that_forgets_nothing() -> None:
-    first = {"input_length": 1000, "hash_ids": (0, 1)}
-    again = {"input_length": 1500, "hash_ids": (0, 1, 2)}
-    other = {"input_length": 500, "hash_ids": (7,)}
+    first = Recorded(0.0, 1000, 1, (0, 1), 512)
+    again = Recorded(1.0, 1500, 1, (0, 1, 2), 512)
+    other = Recorded(2.0, 500, 1, (7,), 512)
     assert best_hit_rate([first, other, again]) == (512 + 512) / 3000
+
+
+def test_pieces_hold_every_request_once_and_keep_their_distances() -> None:
+    requests = [Planned([index], 1, 1) for index in range(5)]
+    found = list(pieces([0.0, 1.0, 2.5, 3.0, 4.0], requests, 2))
+    assert [[due.at_s for due in piece] for piece in found] == [[0.0, 1.0], [0.5, 1.0, 2.0]]
+    assert [due.planned for piece in found for due in piece] == requests
+
+
+def row(mode: str, num_good: int) -> Row:
+    quick = [Outcome(0.0, sent_at=0.0, token_times=[0.1], num_output_tokens=1) for _ in range(num_good)]
+    slow = [Outcome(0.0, sent_at=0.0, token_times=[9.0], num_output_tokens=1) for _ in range(100 - num_good)]
+    found = figures(Run(quick + slow, wall_s=10.0), Targets(ttft_s=1.0))
+    return Row("w", 10.0, mode, found, num_good / 10.0, 0.5)
+
+
+def test_auto_must_keep_up_with_the_better_of_the_others() -> None:
+    assert verdict([row("auto", 76), row("always", 80), row("never", 30)], "w")[1]
+    assert verdict([row("auto", 90), row("always", 10), row("never", 80)], "w")[1]
+    text, kept = verdict([row("auto", 70), row("always", 30), row("never", 80)], "w")
+    assert not kept
+    assert "0.875" in text and "never" in text
+    assert not verdict([row("auto", 0), row("always", 0), row("never", 0)], "w")[1]

@@ -1,0 +1,131 @@
+"""Policies on whole conversations of a recorded trace, with 2 prefill and 2 decode workers.
+
+Conversations are whole, since the first minutes of a trace repeat little. Policies take turns: each replays
+its next piece of the same requests at the same distances, with what it has cached before. The rate is a share
+of what the workers have prefilled at once before, as if caches saved nothing.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.routing_ways import Fleet, Way, side_by_side
+from benchmarks.serve import traces
+from benchmarks.serve.figures import Figures, Targets, figures
+from benchmarks.serve.generator import Due, Run
+from benchmarks.serve.traces import Recorded
+from benchmarks.serve.workload import Lengths, Planned, Shape, planned, replayed
+
+MIN_TURNS = 4
+CLIENTS = 4
+SHAPE = Shape("ids", Lengths(512), Lengths(4))
+BASE = "round_robin"
+LEAST_HITS, MOST_TTFT = 0.9, 0.7  # of one infinite cache's, of round robin's
+
+
+def conversations(path: Path, num_turns: int) -> list[Recorded]:
+    """Requests of whole conversations, of ``MIN_TURNS`` turns at least, in order of arrival."""
+    chains: dict[int, list[Recorded]] = defaultdict(list)
+    for one in traces.read(path):
+        if len(one.block_ids) > 1:  # the first block is what all have in common
+            chains[one.block_ids[1]].append(one)
+    chosen: list[Recorded] = []
+    for chain in chains.values():
+        if len(chain) >= MIN_TURNS and len(chosen) + len(chain) <= num_turns:
+            chosen += chain
+    return sorted(chosen, key=lambda one: one.at_s)
+
+
+def best_hit_rate(requests: Sequence[Recorded]) -> float:
+    """Of one cache without end."""
+    known: set[int] = set()
+    num_hits = num_tokens = 0
+    for one in requests:
+        for block_id in one.block_ids:
+            if block_id not in known:
+                break
+            num_hits += min(one.block_tokens, one.num_prompt_tokens)
+        known.update(one.block_ids)
+        num_tokens += one.num_prompt_tokens
+    return num_hits / num_tokens
+
+
+def fitted(requests: Sequence[Recorded], span_s: float) -> list[float]:
+    """When each is due, all of them within ``span_s``."""
+    first, last = requests[0].at_s, requests[-1].at_s
+    return [span_s * (one.at_s - first) / (last - first) for one in requests]
+
+
+def pieces(times: Sequence[float], requests: Sequence[Planned], count: int) -> Iterator[list[Due]]:
+    """As many stretches of equal length in time, each from its own beginning."""
+    length = times[-1] / count
+    for number in range(count):
+        start, end = number * length, (number + 1) * length if number < count - 1 else float("inf")
+        yield [Due(at - start, one) for at, one in zip(times, requests, strict=True) if start <= at < end]
+
+
+class Row(NamedTuple):
+    policy: str
+    figures: Figures
+    hits: float  # of the best there can be
+    ttft: float  # of round robin's
+
+
+def replay(options: argparse.Namespace) -> tuple[str, bool]:
+    """The table, and whether cache and time are as good as they should be."""
+    trace = conversations(options.trace, options.turns)
+    requests = list(replayed(SHAPE, trace, options.divisor, seed=5))
+    num_tokens = sum(one.num_prompt_tokens for one in requests)
+    ways = {
+        policy: (f"--router-policy={policy}", "--disaggregate=always")
+        for policy in (BASE, *(policy for policy in options.policies if policy != BASE))
+    }
+    with side_by_side(ways, Fleet(2, 2), options.option) as started:
+        for way in started:
+            way.warm_up(planned(SHAPE, 1))
+        speed = started[0].saturate(planned(SHAPE, 2), options.calibration_s, CLIENTS).prompt_tokens_per_s
+        span_s = options.span_s or num_tokens / (options.load * speed)
+        for way in started:
+            way.run = Run()
+        for number, piece in enumerate(pieces(fitted(trace, span_s), requests, options.pieces)):
+            turn = number % len(started)
+            for way in (*started[turn:], *started[:turn]):
+                way.send(piece)
+        rows = rows_of(started, best_hit_rate(trace))
+    text = (
+        f"{len(trace)} turns, {num_tokens} prompt tokens in {span_s:.0f} s for each policy; {speed:.0f} "
+        f"tokens/s were prefilled at once; an infinite cache would find {best_hit_rate(trace):.3f}"
+    )
+    verdicts = [verdict(row) for row in rows[1:]]
+    lines = [text, "", table(rows), "", *(text for text, _ in verdicts)]
+    return "\n".join(lines), all(kept for _, kept in verdicts)
+
+
+def rows_of(ways: Sequence[Way], best: float) -> list[Row]:
+    found = {way.name: figures(way.run, Targets()) for way in ways}
+    base = found[BASE].ttft_s["mean"]
+    return [Row(name, one, one.cached_share / best, one.ttft_s["mean"] / base) for name, one in found.items()]
+
+
+def table(rows: Sequence[Row]) -> str:
+    head = [
+        "| policy | hit rate | of the best | TTFT mean s | p50 | p99 | mean / round robin's | failed |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    return "\n".join(
+        head
+        + [
+            f"| {row.policy} | {row.figures.cached_share:.3f} | {row.hits:.2f} "
+            f"| {row.figures.ttft_s['mean']:.2f} | {row.figures.ttft_s['p50']:.2f} "
+            f"| {row.figures.ttft_s['p99']:.2f} | {row.ttft:.2f} | {row.figures.num_failed} |"
+            for row in rows
+        ]
+    )
+
+
+def verdict(row: Row) -> tuple[str, bool]:
+    kept = row.hits >= LEAST_HITS and row.ttft <= MOST_TTFT
+    goal = f"hits {row.hits:.2f} (at least {LEAST_HITS}), TTFT {row.ttft:.2f} (at most {MOST_TTFT})"
+    return f"{row.policy}: {goal}: {'pass' if kept else 'FAIL'}", kept

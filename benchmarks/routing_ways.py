@@ -1,0 +1,112 @@
+"""One set of workers, and a proxy for each way of routing that is compared: what differs is routing alone,
+and ways can take turns every few seconds, so that whatever else the machine does meets all of them alike.
+
+A way's prompts are salted with its name: it finds in caches what it has put there itself.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import httpx
+
+from benchmarks.serve import generator
+from benchmarks.serve.client import Target
+from benchmarks.serve.figures import Figures, Targets, figures
+from benchmarks.serve.generator import Due, Run
+from benchmarks.serve.workload import Planned
+from benchmarks.server import Server, free_port, running
+from common.cores import allowed, split, thread_variables
+
+JOIN_S = 60.0
+MAX_OPEN = 1024
+
+
+@dataclass(slots=True)
+class Way:
+    name: str
+    server: Server
+    run: Run = field(default_factory=Run)  # all that was sent this way and is counted
+
+    def target(self, salt: str) -> Target:
+        return Target(
+            self.server.url, "default", fields={"ignore_eos": True, "cache_salt": f"{self.name} {salt}"}
+        )
+
+    def send(self, dues: Iterable[Due], salt: str = "") -> None:
+        """Requests at their times, until all are answered."""
+        found = asyncio.run(generator.open_loop(self.target(salt), dues, MAX_OPEN, lambda _: None))
+        self.run.outcomes += found.outcomes
+        self.run.wall_s += found.wall_s
+
+    def saturate(self, requests: Iterator[Planned], seconds: float, num_clients: int) -> Figures:
+        """As many as it answers for so many clients; not counted."""
+        loop = generator.closed_loop(self.target("full"), requests, num_clients, seconds, lambda _: None)
+        return figures(asyncio.run(loop), Targets())
+
+    def warm_up(self, requests: Iterator[Planned]) -> None:
+        error = asyncio.run(generator.warm_up(self.target("first"), islice(requests, 4), 4))
+        if error:
+            raise RuntimeError(f"{self.server.url}: {error}")
+
+    def dispatched(self) -> dict[str, float]:
+        """Attempts so far by the path they took."""
+        text = httpx.get(f"{self.server.url}/metrics", timeout=JOIN_S, trust_env=False).text
+        found = (
+            line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("baton_dispatched_total{")
+        )
+        return {name.split('"')[1]: float(value) for name, value in found}
+
+
+class Fleet(NamedTuple):
+    prefill: int
+    decode: int
+
+
+@contextmanager
+def side_by_side(
+    ways: Mapping[str, Sequence[str]], fleet: Fleet, options: Sequence[str] = ()
+) -> Iterator[list[Way]]:
+    """Each way by the options of its proxy; ``options`` go to every worker."""
+    with ExitStack() as stack:
+        servers, control = {}, []
+        for name, own in ways.items():
+            port, control_port = free_port(), free_port()
+            command = [
+                sys.executable,
+                "-m",
+                "proxy",
+                f"--port={port}",
+                f"--control-port={control_port}",
+                *own,
+            ]
+            servers[name] = stack.enter_context(running(command, port, "/live"))
+            control.append(f"tcp://127.0.0.1:{control_port}")
+        roles = ["prefill"] * fleet.prefill + ["decode"] * fleet.decode
+        for role, cores in zip(roles, split(allowed(), len(roles)), strict=True):
+            port = free_port()
+            own = [f"--proxies={','.join(control)}", f"--cores={','.join(map(str, cores))}"]
+            command = [sys.executable, "-m", f"{role}_worker", *own, f"--metrics-port={port}", *options]
+            environment = os.environ | thread_variables(len(cores))
+            stack.enter_context(running(command, port, "/metrics", environment=environment))
+        found = [Way(name, server) for name, server in servers.items()]
+        for way in found:
+            wait_joined(way.server, fleet)
+        yield found
+
+
+def wait_joined(server: Server, fleet: Fleet) -> None:
+    """Until the proxy has all workers."""
+    until = time.monotonic() + JOIN_S
+    while time.monotonic() < until:
+        told = httpx.get(f"{server.url}/ready", timeout=JOIN_S, trust_env=False).json()
+        if told["workers"] == fleet._asdict():
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"not all workers have joined {server.url} within {JOIN_S:g} s")
