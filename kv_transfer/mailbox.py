@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from common.seal import DIGEST_BYTES, is_whole, seal
-from kv_transfer.memory import Buffer, scatter, size_of
+from kv_transfer.memory import Buffer, Seen, scatter, size_of
 from kv_transfer.transport import MAX_HEADER_BYTES, Limits
 from kv_transfer.window import MIN_WINDOW_BYTES, Window
 
@@ -144,14 +144,14 @@ class MailboxConnection:
             self._finish_current()
         return message.header, message.payload_bytes
 
-    async def receive_payload(self, into: Sequence[memoryview]) -> None:
+    async def receive_payload(self, into: Sequence[memoryview], seen: Seen | None = None) -> None:
         if self._current is None:
             self.check_alive()
         expected, given = self._current.payload_bytes if self._current else 0, size_of(into)
         if given != expected:
             raise ValueError(f"buffers of {given} bytes for a payload of {expected} bytes")
         if self._current is not None:
-            scatter(self._current.payload, into)
+            scatter(self._current.payload, into, seen)
             self._finish_current()
 
     async def close(self) -> None:

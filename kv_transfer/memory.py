@@ -1,11 +1,13 @@
 """Copying between lists of buffers that are cut in different places."""
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 Buffer = bytes | bytearray | memoryview
+Seen = Callable[[memoryview], object]
+CACHED_BYTES = 256 << 10  # a core's own cache holds this twice, copied and copy, with room to spare
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -22,15 +24,18 @@ def size_of(buffers: Iterable[Buffer]) -> int:
     return sum(buffer.nbytes if isinstance(buffer, memoryview) else len(buffer) for buffer in buffers)
 
 
-def scatter(source: Iterable[Buffer], into: Iterable[Buffer]) -> None:
-    """Write the bytes of ``source``, one after the other, into ``into``; both have the same size in total."""
+def scatter(source: Iterable[Buffer], into: Iterable[Buffer], seen: Seen | None = None) -> None:
+    """Write the bytes of ``source``, one after the other, into ``into``; both have the same size in total.
+    ``seen`` is called with what was written, piece by piece, while it is in the processor's cache."""
     targets = flat(into)
     target = memoryview(b"")
     for piece in flat(source):
         while piece.nbytes:
             target = target if target.nbytes else next(targets)
-            count = min(piece.nbytes, target.nbytes)
+            count = min(piece.nbytes, target.nbytes, CACHED_BYTES if seen else piece.nbytes)
             copy(piece[:count], target[:count])
+            if seen:
+                seen(target[:count])
             piece, target = piece[count:], target[count:]
 
 

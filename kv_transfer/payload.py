@@ -4,7 +4,7 @@ connection reaches into it."""
 from common import messages
 from common.device_blocks import DeviceBlocks
 from common.messages import Blocks
-from kv_transfer.checksum import checksum
+from kv_transfer.checksum import Checksum, checksum
 from kv_transfer.transport import Connection
 
 Payload = list[memoryview] | DeviceBlocks
@@ -12,15 +12,6 @@ Payload = list[memoryview] | DeviceBlocks
 
 def checksum_of(payload: Payload) -> int:
     return payload.checksum() if isinstance(payload, DeviceBlocks) else checksum(payload)
-
-
-def is_right(message: Blocks, place: Payload, block_bytes: int) -> bool:
-    """Whether what has come into ``place`` is what was sent, by the sender's kind of checksum."""
-    if message.checksum is None:
-        return True
-    if message.on_device and not isinstance(place, DeviceBlocks):
-        place = DeviceBlocks.of(place, block_bytes)
-    return checksum_of(place) == message.checksum
 
 
 async def send(connection: Connection, message: Blocks, payload: Payload) -> None:
@@ -31,8 +22,19 @@ async def send(connection: Connection, message: Blocks, payload: Payload) -> Non
     await connection.on_device.send_tensors(header, payload.tensors)
 
 
-async def receive(connection: Connection, place: Payload) -> None:
-    if not isinstance(place, DeviceBlocks):
-        return await connection.receive_payload(place)
-    assert connection.on_device is not None
-    await connection.on_device.receive_tensors(place.tensors)
+async def receive(connection: Connection, message: Blocks, place: Payload, block_bytes: int) -> bool:
+    """Whether what has come into ``place`` is what was sent, by the sender's kind of checksum."""
+    digest = Checksum()
+    if isinstance(place, DeviceBlocks):
+        assert connection.on_device is not None
+        await connection.on_device.receive_tensors(place.tensors)
+    elif message.checksum is None or message.on_device:
+        await connection.receive_payload(place)
+    else:
+        await connection.receive_payload(place, digest.update)
+    if message.checksum is None:
+        return True
+    if message.on_device:
+        blocks = place if isinstance(place, DeviceBlocks) else DeviceBlocks.of(place, block_bytes)
+        return blocks.checksum() == message.checksum
+    return digest.intdigest() == message.checksum

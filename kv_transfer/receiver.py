@@ -38,7 +38,7 @@ from common.sequence import SequenceKey
 from common.tally import Tally, tallies
 from kv_transfer import transport
 from kv_transfer.incoming import Incoming, Phase
-from kv_transfer.payload import Payload, is_right, receive
+from kv_transfer.payload import Payload, receive
 from kv_transfer.peer import Incompatible, Peer
 
 log = logging.getLogger(__name__)
@@ -183,14 +183,14 @@ class Receiver:
         place = self._place(peer.connection, reservation, message)
         incoming.landing = True
         try:
-            await receive(peer.connection, place)
+            is_right = await receive(peer.connection, message, place, self._block_bytes)
         finally:
             incoming.landing = False
             if incoming.phase is Phase.ENDED:
                 self._give_room_back(reservation)
         if incoming.phase is Phase.ENDED:
             return
-        if not is_right(message, place, self._block_bytes):
+        if not is_right:
             return self._fence(incoming, "checksum")
         if not isinstance(place, DeviceBlocks):
             self._sink.landed(reservation, message.first, message.count, place)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from common.secret import Secret
+from kv_transfer.memory import Seen
 from kv_transfer.window import MIN_WINDOW_BYTES
 
 if TYPE_CHECKING:  # takes seconds to import
@@ -78,10 +79,11 @@ class Connection(Protocol):
         delivered. Cancelling loses nothing."""
         ...
 
-    async def receive_payload(self, into: Sequence[memoryview]) -> None:
-        """Write the payload of the last header into ``into``, whose sizes add up to its size. When this
-        returns or raises, nothing writes into the buffers any more. A payload that is not wanted is skipped
-        by the next ``receive``. Cancelling closes the connection."""
+    async def receive_payload(self, into: Sequence[memoryview], seen: Seen | None = None) -> None:
+        """Write the payload of the last header into ``into``, whose sizes add up to its size. ``seen`` is
+        called with what was written, piece by piece and in order, while it is at hand. When this returns or
+        raises, nothing writes into the buffers any more. A payload that is not wanted is skipped by the next
+        ``receive``. Cancelling closes the connection."""
         ...
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ from xxhash import xxh3_64_intdigest
 from common.hosts import is_loopback
 from kv_transfer import zmq
 from kv_transfer.mailbox import MailboxConnection
-from kv_transfer.memory import Buffer, cut, flat, scatter, size_of
+from kv_transfer.memory import Buffer, Seen, cut, flat, scatter, size_of
 from kv_transfer.transport import Connection, ConnectionHandler, Limits, Listener, host_and_port
 from kv_transfer.ucx_engine import Endpoint, Engine, Operation, quiet
 
@@ -164,9 +164,9 @@ class UcxConnection:
         self._current = Announced(sum(sizes) or inline_bytes, sizes)
         return content[_COUNT.size + 4 * len(sizes) :], self._current.payload_bytes
 
-    async def receive_payload(self, into: Sequence[memoryview]) -> None:
+    async def receive_payload(self, into: Sequence[memoryview], seen: Seen | None = None) -> None:
         if not self._current.piece_sizes:
-            return await self._inner.receive_payload(into)
+            return await self._inner.receive_payload(into, seen)
         if size_of(into) != self._current.payload_bytes:
             raise ValueError(
                 f"buffers of {size_of(into)} bytes for a payload of {self._current.payload_bytes} bytes"
@@ -178,6 +178,9 @@ class UcxConnection:
         for place in places:
             if place.parts:
                 scatter([place.landing], place.parts)
+        if seen is not None:
+            for view in into:
+                seen(view)
 
     async def receive_tensors(self, into: Sequence[Tensor]) -> None:
         self._inner.check_alive()

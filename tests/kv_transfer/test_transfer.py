@@ -32,6 +32,7 @@ from common.roster import Reservation
 from common.sequence import Sequence, SequenceKey
 from kv_transfer import transport
 from kv_transfer.checksum import checksum
+from kv_transfer.memory import Seen
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Outcome, Sender
 
@@ -494,10 +495,12 @@ class Halting:
     async def receive(self) -> tuple[bytes, int]:
         return await self._connection.receive()
 
-    async def receive_payload(self, into: collections.abc.Sequence[memoryview]) -> None:
+    async def receive_payload(
+        self, into: collections.abc.Sequence[memoryview], seen: Seen | None = None
+    ) -> None:
         self.reached.set()
         await self.go_on.wait()
-        await self._connection.receive_payload(into)
+        await self._connection.receive_payload(into, seen)
 
     async def close(self) -> None:
         await self._connection.close()

@@ -128,9 +128,10 @@ async def test_payload_is_gathered_and_scattered_where_the_two_sides_say(address
     async with pair(address) as (client, server):
         sending = asyncio.create_task(client.send(b"scattered", source))
         assert await server.receive() == (b"scattered", len(payload))
-        await server.receive_payload(into)
+        seen: list[bytes] = []
+        await server.receive_payload(into, lambda written: seen.append(bytes(written)))
         await sending
-    assert bytes(target) == payload
+    assert bytes(target) == b"".join(seen) == payload
 
 
 async def test_a_payload_may_be_overwritten_once_it_was_sent(address: str) -> None:
