@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from common.config import ConfigError
 from control_plane import deployment
 from control_plane.commands import commands
 
@@ -28,6 +29,13 @@ def test_every_example_is_looked_at() -> None:
 def test_an_example_starts_the_workers_it_speaks_of(name: str, counts: tuple[int, int]) -> None:
     found = {group.role: group.count for group in read(name).workers}
     assert (found["prefill"], found["decode"]) == counts
+
+
+@pytest.mark.parametrize("numbers", ["decode: 0", "decode: {workers: 0}", "prefill: -1", "proxy-workers: 0"])
+def test_numbers_of_workers_that_cannot_serve_are_refused(tmp_path: Path, numbers: str) -> None:
+    (tmp_path / "cluster.yaml").write_text(numbers)
+    with pytest.raises(ConfigError, match=numbers.partition(":")[0]):
+        deployment.read(["--config", str(tmp_path / "cluster.yaml")], {}, 0)
 
 
 def test_eight_workers_get_a_gpu_each() -> None:

@@ -28,6 +28,26 @@ async def test_the_route_is_told_with_what_was_predicted(system: System) -> None
     assert float(told["ttft_s"]) == pytest.approx(0.01 + 3 / 1000, abs=1e-3)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "say"}),
+        ("completions", {"prompt": [115, 97, 121]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "say"}]}),
+        ("responses", {"input": "say"}),
+    ],
+)
+async def test_every_endpoint_uses_prefill_workers(
+    system: System, path: str, body: dict[str, object], stream: bool
+) -> None:
+    decode = await system.worker("decode", speaks(TEXT), name="d")
+    await system.worker("prefill", hands_over(decode), name="p")
+    reply = await system.client.post(f"/v1/{path}", json=body | {"stream": stream})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-baton-route"].startswith("disaggregated prefill=p decode=d")
+
+
 async def test_requests_go_where_their_prompt_is_known(system: System) -> None:
     decode = await system.worker("decode", speaks(TEXT), name="d")
     for name in ("p1", "p2", "p3"):
