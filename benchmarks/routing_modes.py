@@ -49,7 +49,7 @@ def modes(options: argparse.Namespace) -> tuple[str, bool]:
     targets = Targets(options.slo_ttft_s, options.slo_itl_s)
     ways = {mode: (f"--disaggregate={mode}", f"--slo-itl-s={options.slo_itl_s}") for mode in MODES}
     rows: list[Row] = []
-    with side_by_side(ways, Fleet(1, 1), options.option) as started:
+    with side_by_side(options.model, ways, Fleet(1, 1), options.option) as started:
         for way in started:
             for workload in WORKLOADS:
                 way.warm_up(workload.requests(seed=1))

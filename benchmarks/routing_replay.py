@@ -82,7 +82,7 @@ def replay(options: argparse.Namespace) -> tuple[str, bool]:
         policy: (f"--router-policy={policy}", "--disaggregate=always")
         for policy in (BASE, *(policy for policy in options.policies if policy != BASE))
     }
-    with side_by_side(ways, Fleet(2, 2), options.option) as started:
+    with side_by_side(options.model, ways, Fleet(2, 2), options.option) as started:
         for way in started:
             way.warm_up(planned(SHAPE, 1))
         speed = started[0].saturate(planned(SHAPE, 2), options.calibration_s, CLIENTS).prompt_tokens_per_s

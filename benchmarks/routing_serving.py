@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.routing_modes import modes
 from benchmarks.routing_replay import replay
+from common.config import DEFAULT_MODEL
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--option", action="append", default=[], help="passed to every worker")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_modes(commands.add_parser("modes"))

@@ -71,34 +71,32 @@ class Fleet(NamedTuple):
 
 @contextmanager
 def side_by_side(
-    ways: Mapping[str, Sequence[str]], fleet: Fleet, options: Sequence[str] = ()
+    model: str, ways: Mapping[str, Sequence[str]], fleet: Fleet, options: Sequence[str] = ()
 ) -> Iterator[list[Way]]:
     """Each way by the options of its proxy; ``options`` go to every worker."""
     with ExitStack() as stack:
-        servers, control = {}, []
+        found, control = [], []
         for name, own in ways.items():
             port, control_port = free_port(), free_port()
-            command = [
-                sys.executable,
-                "-m",
-                "proxy",
-                f"--port={port}",
-                f"--control-port={control_port}",
-                *own,
-            ]
-            servers[name] = stack.enter_context(running(command, port, "/live"))
+            ports = (f"--port={port}", f"--control-port={control_port}")
+            command = module("proxy", f"--model={model}", *ports, *own)
+            found.append(Way(name, stack.enter_context(running(command, port, "/live"))))
             control.append(f"tcp://127.0.0.1:{control_port}")
         roles = ["prefill"] * fleet.prefill + ["decode"] * fleet.decode
+        shared = (f"--model={model}", f"--proxies={','.join(control)}", *options)
         for role, cores in zip(roles, split(allowed(), len(roles)), strict=True):
             port = free_port()
-            own = [f"--proxies={','.join(control)}", f"--cores={','.join(map(str, cores))}"]
-            command = [sys.executable, "-m", f"{role}_worker", *own, f"--metrics-port={port}", *options]
+            own = (f"--cores={','.join(map(str, cores))}", f"--metrics-port={port}")
             environment = os.environ | thread_variables(len(cores))
+            command = module(f"{role}_worker", *shared, *own)
             stack.enter_context(running(command, port, "/metrics", environment=environment))
-        found = [Way(name, server) for name, server in servers.items()]
         for way in found:
             wait_joined(way.server, fleet)
         yield found
+
+
+def module(name: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", name, *options]
 
 
 def wait_joined(server: Server, fleet: Fleet) -> None:
