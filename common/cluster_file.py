@@ -28,13 +28,9 @@ ROLES: dict[str, tuple[type, ...]] = {
 def load(path: str, role: str = "") -> dict[str, Any]:
     """Options for a process of ``role`` by field name; without a role those outside all sections."""
     document = _read(path)
-    values: dict[str, Any] = {}
-    sections: dict[str, dict[str, Any]] = {}
-    for key, value in document.items():
-        if key in ROLES and isinstance(value, dict):
-            sections[key] = _named(path, value, key)
-        else:
-            values |= _named(path, {key: value})
+    parts = {key: value for key, value in document.items() if key in ROLES and isinstance(value, dict)}
+    values = _named(path, {key: value for key, value in document.items() if key not in parts})
+    sections = {key: _named(path, value, key) for key, value in parts.items()}
     for name, section in sections.items():
         if "workers" in section:
             values["proxy_workers" if name == "proxy" else name] = section.pop("workers")
@@ -43,7 +39,9 @@ def load(path: str, role: str = "") -> dict[str, Any]:
 
 def _read(path: str) -> dict[Any, Any]:
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        document = yaml.safe_load(text)
+        _check_keys(path, yaml.compose(text, yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: cannot read {path}: {error}") from error
     except yaml.YAMLError as error:
@@ -53,6 +51,18 @@ def _read(path: str) -> dict[Any, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"--config: {path} must hold options by name")
     return document
+
+
+def _check_keys(path: str, document: yaml.Node) -> None:
+    """Of two values of one key YAML's reader takes the last, without a word."""
+    if not isinstance(document, yaml.MappingNode):
+        return
+    for part in (document, *(value for _, value in document.value if isinstance(value, yaml.MappingNode))):
+        keys = [key for key, _ in part.value]
+        for index, key in enumerate(keys):
+            if key.value in [earlier.value for earlier in keys[:index]]:
+                where = f"line {key.start_mark.line + 1} of {path}"
+                raise ConfigError(f"--config: {key.value!r} in {where} is there twice")
 
 
 def _named(path: str, options: dict[Any, Any], section: str = "") -> dict[str, Any]:
@@ -68,5 +78,7 @@ def _named(path: str, options: dict[Any, Any], section: str = "") -> dict[str, A
             raise ConfigError(f"--config: {where} in {path} has no value")
         if section and name in options_of(ROLES[section]):
             raise ConfigError(f"--config: {where} in {path} is no option of a process of that role")
+        if name in named:
+            raise ConfigError(f"--config: {where} in {path} is there twice, once with - and once with _")
         named[name] = value
     return named
