@@ -26,6 +26,7 @@ from common.scheduler import Work
 from common.sequence import Sequence as Decoded
 from common.sequence import SequenceKey
 from common.step_meter import StepMeter
+from proxy.admission import Admission
 from proxy.live import Live
 from proxy.metrics import Metrics
 from proxy.observer import Observer
@@ -150,7 +151,7 @@ def report_us(engine: Engine) -> float:
 def token_us() -> float:
     """What the proxy notes of a token."""
     registry = Registry(2.0)
-    observer = Observer(Metrics(registry), Live(registry, "model", 0.0, 0.0), 0.0, 0.0)
+    observer = Observer(Metrics(registry), Live(registry, Admission(1000, 0), "model", 0.0, 0.0), 0.0, 0.0)
     return _us_per_call(lambda: observer.note_tokens(0.02, 1, time.monotonic()))
 
 

@@ -6,6 +6,7 @@ cache salt: blocks of another model, or of a tenant with another salt, never mat
 proxy routes by these hashes.
 """
 
+import functools
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 HASH_BYTES = 16
 
 
+@functools.lru_cache(1000)
 def root_hash(model_fingerprint: str, cache_salt: str = "") -> bytes:
     """What the first block's hash follows."""
     fingerprint = model_fingerprint.encode()

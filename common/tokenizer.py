@@ -17,6 +17,7 @@ import tokenizers
 from common.model_config import ModelError, read_json
 
 ToBytes = Callable[[str], bytes]
+Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -96,7 +97,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self.token_bytes = tokenizer.token_bytes
         self.skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.decoder = Utf8Decoder(errors="replace")
 
     def push(self, token_id: int) -> str:
         """The characters that are whole now and were not before."""

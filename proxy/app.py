@@ -72,7 +72,7 @@ def _add_tokens(app: FastAPI, frontend: Frontend) -> None:
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = read(await read_body(request, limit), TokenizeBody)
+        body = read(await read_body(request.headers, request.receive, limit), TokenizeBody)
         check_model(body.model, model)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
@@ -87,7 +87,7 @@ def _add_tokens(app: FastAPI, frontend: Frontend) -> None:
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body = read(await read_body(request, limit), DetokenizeBody)
+        body = read(await read_body(request.headers, request.receive, limit), DetokenizeBody)
         check_model(body.model, model)
         check_token_ids("tokens", body.tokens, model)
         return as_json({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})

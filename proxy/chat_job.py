@@ -1,6 +1,6 @@
 """From the body of /v1/chat/completions to a Job."""
 
-from dataclasses import replace
+from msgspec import structs
 
 from proxy.assistant import Dialect
 from proxy.call_grammar import calls_grammar
@@ -19,7 +19,7 @@ async def chat_job(body: bytes, model: ServedModel, limits: Limits, trace: str =
     options, own = read(body, Options), read(body, ChatBody)
     ignored = unknown_fields(body, Options, ChatBody)
     job = await build_chat_job(options, own, model, limits)
-    return replace(job, trace=trace, ignored=tuple(ignored))
+    return structs.replace(job, trace=trace, ignored=tuple(ignored))
 
 
 async def build_chat_job(options: Options, own: ChatBody, model: ServedModel, limits: Limits) -> Job:
@@ -38,7 +38,7 @@ async def build_chat_job(options: Options, own: ChatBody, model: ServedModel, li
     num_logprobs = (own.top_logprobs or 0) if own.logprobs else None
     sampling = await build_sampling(options, [prompt], num_logprobs, constraint, model)
     job = build_job("chat", options, [prompt], sampling, limits)
-    return replace(job, dialect=dialect, has_named_call=choice.named is not None)
+    return structs.replace(job, dialect=dialect, has_named_call=choice.named is not None)
 
 
 def _dialect(prompt: str, choice: ToolChoice, model: ServedModel) -> Dialect:

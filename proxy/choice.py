@@ -1,8 +1,8 @@
 """One sequence of a reply, from its request's tokens to pieces of text."""
 
 import contextlib
+import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,6 +33,7 @@ class Choice:
     first_token_at: float = 0.0
     last_token_at: float = 0.0
     span: RequestSpan | None = None  # where traces are wanted
+    tells_workers: bool = False
     _attempt: tuple[int, int] = (0, 0)  # number of the latest; how many tokens there were before it
 
     @classmethod
@@ -40,7 +41,9 @@ class Choice:
         tracer = frontend.observer.tracer
         span = RequestSpan(tracer, job.trace, arrived_at) if tracer is not None else None
         request = Request(
-            id=uuid.uuid4().hex,  # never the client's: it would choose what other parties must keep apart
+            id=secrets.token_hex(
+                16
+            ),  # never the client's: it would choose what other parties must keep apart
             token_ids=job.prompt_of(index).token_ids,
             sampling=job.sampling_of(index),
             deadline=deadline,
@@ -50,7 +53,8 @@ class Choice:
             session=job.caller.session,
             targets=job.caller.targets,
         )
-        return cls(index, request, Detokenized(frontend.model.tokenizer, job), arrived_at, span=span)
+        text = Detokenized(frontend.model.tokenizer, job)
+        return cls(index, request, text, arrived_at, span=span, tells_workers=job.return_workers)
 
     async def parts(self, frontend: Frontend) -> AsyncGenerator[Part, None]:
         """Ends with a piece that has a finish reason; raises RequestFailed."""
@@ -64,7 +68,8 @@ class Choice:
                     self._note_tokens(frontend.observer, len(batch.token_ids))
                     if piece is None:
                         continue
-                    piece.worker = self._sampler()
+                    if self.tells_workers:
+                        piece.worker = self._sampler()
                     if piece.finish_reason is not None:
                         self._check_prompt()
                         outcome = piece.finish_reason

@@ -51,12 +51,7 @@ class Chooser:
         """With all that policies may want to know."""
         naming = self._registry.block_naming()
         overlap = request.overlap(self._registry.index, *naming) if naming else {}
-        return request.need._replace(
-            overlap=overlap,
-            session=request.session,
-            draws=(random.random(), random.random()),
-            targets=request.targets,
-        )
+        return request.need(overlap, draws=(random.random(), random.random()))
 
     def _refuse_miss(self, told: Prediction, targets: Targets) -> None:
         late_s = told.ttft_s - targets.ttft_s if targets.ttft_s else 0.0

@@ -1,7 +1,5 @@
 """From the body of /v1/completions to a Job."""
 
-from dataclasses import replace
-
 from msgspec import structs
 
 from proxy.errors import unsupported
@@ -39,4 +37,4 @@ async def completion_job(body: bytes, model: ServedModel, limits: Limits, trace:
         num_prompt = max(own.logprobs, options.prompt_logprobs or 0)
         sampling = structs.replace(sampling, num_prompt_logprobs=num_prompt)
     job = build_job("completions", options, prompts, sampling, limits)
-    return replace(job, echo=bool(own.echo), trace=trace, ignored=tuple(ignored))
+    return structs.replace(job, echo=bool(own.echo), trace=trace, ignored=tuple(ignored))

@@ -2,8 +2,8 @@
 
 import hmac
 import logging
+import secrets
 import time
-import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +22,7 @@ class _Visit:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         given = _header(scope, b"x-request-id")
-        self.id = given if 0 < len(given) <= MAX_ID_BYTES else uuid.uuid4().hex.encode()
+        self.id = given if 0 < len(given) <= MAX_ID_BYTES else secrets.token_hex(16).encode()
         self.status = 0  # until the reply begins
         self._scope = scope
         self._send = send

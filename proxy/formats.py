@@ -4,8 +4,8 @@ A chunk is on the path of every token: what does not change within a reply is en
 put together from bytes.
 """
 
+import secrets
 import time
-import uuid
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,7 +88,7 @@ class Envelope:
 
     @classmethod
     def new(cls, prefix: str, model: str, separator: str = "-") -> "Envelope":
-        return cls(f"{prefix}{separator}{uuid.uuid4().hex}", int(time.time()), model)
+        return cls(f"{prefix}{separator}{secrets.token_hex(16)}", int(time.time()), model)
 
     def body(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

@@ -32,10 +32,6 @@ class Frontend:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # no new work; long streams of ours end
 
     @property
-    def num_admitted(self) -> int:
-        return self.admission.num_admitted
-
-    @property
     def targets(self) -> Targets:
         """Of requests that name none."""
         return Targets(self.config.slo_ttft_s, self.config.slo_itl_s)
@@ -64,13 +60,7 @@ class Frontend:
         except ApiError:
             self.metrics.refused.labels("too_many").inc()
             raise
-        self._note_admitted()
         try:
             yield self.admission.priority(key, job.priority)
         finally:
             self.admission.leave(key, count)
-            self._note_admitted()
-
-    def _note_admitted(self) -> None:
-        self.observer.live.num_in_flight = self.num_admitted
-        self.metrics.in_flight.set(self.num_admitted)

@@ -6,9 +6,9 @@ costs more than what happens in these, so they do without.
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
-from starlette.requests import ClientDisconnect, Request
+from msgspec import structs
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.body import read_body
@@ -43,23 +43,23 @@ class Generation:
             await self._others(scope, receive, send)
             return
         try:
-            reply = await self._reply(Request(scope, receive), parse)
+            reply = await self._reply(scope, receive, parse)
         except ApiError as error:
             self._frontend.metrics.refused.labels(error.code).inc()
             await answer(send, error)
         except ClientDisconnect:
             return  # nobody is there to read it
         else:
-            await reply(scope, receive, send)
+            await reply.run(receive, send)
 
-    async def _reply(self, request: Request, parse: Parse) -> Reply:
-        if request.method != "POST":
-            text = f"{request.url.path} does not take {request.method}"
+    async def _reply(self, scope: Scope, receive: Receive, parse: Parse) -> Reply:
+        if scope["method"] != "POST":
+            text = f"{scope['path']} does not take {scope['method']}"
             raise ApiError(405, text, code="method_not_allowed", headers={"Allow": "POST"})
         arrived_at = time.monotonic()
-        trace = request.headers.get("traceparent", "")[:128]
-        body = await read_body(request, self._frontend.config.max_body_bytes)
-        job = await parse(body, self._frontend.model, self._frontend.limits(), trace)
-        key = request.scope.get("state", {}).get("key", "")
-        job = replace(job, caller=caller_of(request.headers, key, self._frontend.targets))
-        return Reply(self._frontend, job, arrived_at)
+        frontend = self._frontend
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        body = await read_body(headers, receive, frontend.config.max_body_bytes)
+        job = await parse(body, frontend.model, frontend.limits(), headers.get("traceparent", "")[:128])
+        caller = caller_of(headers, scope.get("state", {}).get("key", ""), frontend.targets)
+        return Reply(frontend, structs.replace(job, caller=caller), arrived_at)

@@ -3,10 +3,10 @@ worker."""
 
 import hashlib
 import secrets
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from common.messages import Sampling
 from proxy.assistant import Dialect
@@ -15,15 +15,13 @@ from proxy.caller import Caller
 Endpoint = Literal["completions", "chat", "responses"]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     token_ids: tuple[int, ...]
     text: str  # for echo
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     endpoint: Endpoint
     prompts: tuple[Prompt, ...]
     n: int  # choices for each prompt
@@ -42,10 +40,10 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     trace: str = ""
-    caller: Caller = Caller()  # noqa: RUF009 (immutable)
-    dialect: Dialect = field(default_factory=Dialect)  # of chats
+    caller: Caller = Caller()
+    dialect: Dialect = Dialect()  # of chats
     has_named_call: bool = False  # the client said which function is to be called
-    response_fields: dict[str, Any] = field(default_factory=dict)  # what a response repeats of its request
+    response_fields: dict[str, Any] = {}  # what a response repeats of its request
     ignored: tuple[str, ...] = ()  # fields of the body that had no effect
 
     @property

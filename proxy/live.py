@@ -47,6 +47,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.admission import Admission
 from proxy.links import Report, links_of, rates_of
 from proxy.moving import LONGEST_S, Moving
 from proxy.record import Record
@@ -73,7 +74,9 @@ class _Known:
 class Live:
     """Fed by the requests; costs less than a microsecond a token while nobody looks."""
 
-    def __init__(self, registry: Registry, model: str, slo_ttft_s: float, slo_itl_s: float) -> None:
+    def __init__(
+        self, registry: Registry, admission: Admission, model: str, slo_ttft_s: float, slo_itl_s: float
+    ) -> None:
         self._registry = registry
         self._model = model
         self._slo = {"ttft_s": slo_ttft_s, "itl_s": slo_itl_s}
@@ -83,7 +86,7 @@ class Live:
         self._ttft, self._itl, self._e2e = Moving(), Moving(), Moving()
         self._good, self._errors = Moving(), Moving()
         self._ended = Moving()
-        self.num_in_flight = 0
+        self._admission = admission
 
     def note_first_token(self, ttft_s: float, num_tokens: int, now: float) -> None:
         self._ttft.add(ttft_s, now, num_tokens)
@@ -116,7 +119,7 @@ class Live:
             "uptime_s": now - self._started_at,
             "model": self._model,
             "ready": self._registry.serves,
-            "in_flight": self.num_in_flight,
+            "in_flight": self._admission.num_admitted,
             "slo": self._slo,
             "workers": [_describe(k, now) for k in known],
             "links": links_of({k.worker.incarnation: (k.worker.name, k.reports) for k in known}),

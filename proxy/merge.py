@@ -9,14 +9,13 @@ Item = TypeVar("Item")
 _End = Exception | None  # how a stream ended
 
 
-async def merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+def merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
     """Items of all ``streams`` as they come. The first exception of any ends all; so does closing this
     one."""
-    if len(streams) == 1:
-        async with contextlib.aclosing(streams[0]) as stream:
-            async for item in stream:
-                yield item
-        return
+    return streams[0] if len(streams) == 1 else _merged(streams)
+
+
+async def _merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
     queue: asyncio.Queue[tuple[Item] | _End] = asyncio.Queue(2 * len(streams))
     tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
     try:

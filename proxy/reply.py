@@ -15,8 +15,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
 from proxy.chat_format import ChatFormat
 from proxy.choice import Choice, Part
@@ -36,36 +35,39 @@ SLOW_READER_S = 30.0  # past the deadline, for the client to read what is left
 logger = logging.getLogger(__name__)
 
 
-class Reply(Response):
-    """Runs the job while the client is there."""
-
+class Reply:
     def __init__(self, frontend: Frontend, job: Job, arrived_at: float) -> None:
-        super().__init__()
         self._frontend = frontend
         self._job = job
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + job.timeout_s
         self._sent_at = self._loop.time()
-        self._keeps_alive = frontend.config.stream_keep_alive_s > 0
         self._choices = [
             Choice.of(job, index, frontend, arrived_at, self._deadline) for index in range(job.num_choices)
         ]
         self._format = _format_of(job, frontend)
-        self._is_started = False
+        self._is_started = self._is_ended = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._run(send))
-        watch = asyncio.create_task(_disconnected(receive))
+    async def run(self, receive: Receive, send: Send) -> None:
+        """The whole reply, or as much of it as the client stays for."""
+        work, watch = asyncio.current_task(), asyncio.create_task(self._watch(receive, send))
+        assert work is not None
+
+        def leave(_: "asyncio.Task[None]") -> None:
+            if not self._is_ended:
+                work.cancel()
+
+        watch.add_done_callback(leave)
         try:
-            await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (work, watch):
-                task.cancel()
-            await asyncio.wait([work, watch])
-        if work.cancelled():
+            await self._run(send)
+        except asyncio.CancelledError:
+            if not watch.done() or work.uncancel():
+                raise  # somebody else has cancelled this
+            watch.result()
             self._count("aborted")
-        else:
-            work.result()
+        finally:
+            watch.remove_done_callback(leave)
+            watch.cancel()
 
     async def _run(self, send: Send) -> None:
         """Everything the client gets, errors included."""
@@ -90,15 +92,7 @@ class Reply(Response):
             metrics.prompt_sizes.observe(len(prompt.token_ids))
         parts = merge([choice.parts(self._frontend) for choice in self._choices])
         async with contextlib.aclosing(parts):
-            if not self._job.stream:
-                await self._send_whole(parts, send)
-                return
-            keeper = asyncio.create_task(self._keep_alive(send)) if self._keeps_alive else None
-            try:
-                await self._stream(parts, send)
-            finally:
-                if keeper is not None:
-                    keeper.cancel()
+            await (self._stream(parts, send) if self._job.stream else self._send_whole(parts, send))
 
     async def _send_whole(self, parts: AsyncGenerator[Part, None], send: Send) -> None:
         finished = [Finished(choice.index) for choice in self._choices]
@@ -107,65 +101,81 @@ class Reply(Response):
         for choice in self._choices:
             finished[choice.index].timings = choice.timings()
             finished[choice.index].prompt_logprobs = choice.request.prompt_logprobs
-        body = self._format.whole(finished, self._usage())
-        await self._start(send, 200, "application/json", {"Content-Length": str(len(body))})
-        await send({"type": "http.response.body", "body": body})
+        await self._send_json(send, 200, self._format.whole(finished, self._usage()), {})
 
     async def _stream(self, parts: AsyncGenerator[Part, None], send: Send) -> None:
         silent = {choice.index for choice in self._choices}  # have told nothing yet
+        num_open = len(self._choices)
         async for choice, piece in parts:
             if not self._is_started:
                 await self._start_stream(send)
-            self._sent_at = self._loop.time()
             timings = choice.timings() if piece.finish_reason and self._job.timings else None
             beginning = b""
             if choice.index in silent:
                 silent.remove(choice.index)
                 beginning = self._format.first_chunk(choice.index, choice.request.prompt_logprobs) or b""
             chunk = beginning + self._format.chunk(choice.index, piece, timings)
-            if chunk:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": self._format.end(self._usage())})
+            if piece.finish_reason is not None:
+                num_open -= 1
+            if not num_open:  # goes out with what ends the stream
+                chunk += self._format.end(self._usage())
+            await self._send_body(send, chunk, more=num_open > 0)
 
     async def _start_stream(self, send: Send) -> None:
-        await self._start(send, 200, "text/event-stream", {"Cache-Control": "no-cache"})
+        await self._start(
+            send, 200, [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        )
 
-    async def _keep_alive(self, send: Send) -> None:
-        """Comments, which clients skip, so that nobody on the way takes a silent stream for a dead one. The
-        first comes before it is known whether there will be a reply: what goes wrong then is an event."""
-        interval_s = self._frontend.config.stream_keep_alive_s
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Returns when the client leaves. Until then a silent stream gets comments, which clients skip, so
+        that nobody on the way takes it for dead. The first comes before it is known whether there will be a
+        reply: what goes wrong then is an event."""
+        interval_s = self._frontend.config.stream_keep_alive_s if self._job.stream else 0.0
         while True:
-            await asyncio.sleep(self._sent_at + interval_s - self._loop.time())
-            if self._loop.time() < self._sent_at + interval_s:
+            try:
+                async with asyncio.timeout_at(self._sent_at + interval_s if interval_s else None):
+                    message = await receive()
+            except TimeoutError:
+                if self._loop.time() >= self._sent_at + interval_s:
+                    await self._send_comment(send)
                 continue
-            self._sent_at = self._loop.time()
-            if not self._is_started:
-                await self._start_stream(send)
-            await send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
+            if message["type"] == "http.disconnect":
+                return
+
+    async def _send_comment(self, send: Send) -> None:
+        if not self._is_started:
+            await self._start_stream(send)
+        await self._send_body(send, b": waiting\n\n", more=True)
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         self._count(error.code)
         if self._is_started:
-            await send({"type": "http.response.body", "body": self._format.failure(error)})
-            return
-        body = error.encode()
-        await self._start(
-            send, error.status, "application/json", {"Content-Length": str(len(body))} | error.headers
-        )
-        await send({"type": "http.response.body", "body": body})
+            await self._send_body(send, self._format.failure(error), more=False)
+        else:
+            await self._send_json(send, error.status, error.encode(), error.headers)
 
-    async def _start(self, send: Send, status: int, content_type: str, headers: dict[str, str]) -> None:
+    async def _send_json(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+        told = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        told += [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self._start(send, status, told)
+        await self._send_body(send, body, more=False)
+
+    async def _send_body(self, send: Send, part: bytes, more: bool) -> None:
+        if part or not more:
+            self._sent_at = self._loop.time()
+            self._is_ended = not more
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+    async def _start(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._is_started = True
-        headers = {"Content-Type": content_type} | headers
         if route := self._choices[0].request.route_text():
-            headers[ROUTE] = route
+            headers.append((ROUTE.lower().encode(), route.encode()))
         if (span := self._choices[0].span) is not None:
-            headers["traceparent"] = span.traceparent
-        ignored = [name for name in self._job.ignored if re.fullmatch(r"[\x21-\x7e]{1,64}", name)]
-        if ignored:
-            headers[IGNORED] = ", ".join(ignored[:20])
-        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": status, "headers": raw})
+            headers.append((b"traceparent", span.traceparent.encode()))
+        if self._job.ignored:
+            names = [name for name in self._job.ignored if re.fullmatch(r"[\x21-\x7e]{1,64}", name)]
+            headers.append((IGNORED.lower().encode(), ", ".join(names[:20]).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _usage(self) -> Usage:
         usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in self._job.prompts))
@@ -187,8 +197,3 @@ def _format_of(job: Job, frontend: Frontend) -> Format:
     if job.endpoint == "responses":
         return ResponsesFormat(job, tokenizer, Envelope.new("resp", model, "_"))
     return CompletionFormat(job, tokenizer, Envelope.new("cmpl", model))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

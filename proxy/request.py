@@ -9,6 +9,7 @@
 Sampling goes by (seed, position), so what another attempt adds is what the failed one would have added.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from proxy.record import Route
 from proxy.router import MAX_BLAME, Choice, Need, Targets
 
 NO_TARGETS = Targets()
+NOT_IN_HEADERS = re.compile("[^ -~]")
 RETRY_PAUSE_S = 0.2  # before a pair that has just failed is tried again; doubles
 MAX_FAILED_HANDOVERS = (
     2  # then a decode worker does both halves, if it may: what is not moved cannot get lost
@@ -70,13 +72,20 @@ class Request:
         """How many there will be; the first token has none."""
         return len(self.token_ids) - 1 if self.sampling.num_prompt_logprobs is not None else 0
 
-    @property
-    def need(self) -> Need:
-        total = len(self.token_ids) + self.sampling.max_tokens
+    def need(self, overlap: Overlap, draws: tuple[float, float]) -> Need:
+        """``draws``: random numbers in [0, 1)."""
         # What is known of a prompt besides its blocks is not handed over.
         wants_prompt = self.sampling.num_prompt_logprobs is not None
-        hands_over = self.num_failed_handovers < MAX_FAILED_HANDOVERS and not wants_prompt
-        return Need(len(self.token_ids) + len(self.output), total, self.blame, hands_over)
+        return Need(
+            num_tokens=len(self.token_ids) + len(self.output),
+            max_total_tokens=len(self.token_ids) + self.sampling.max_tokens,
+            blame=self.blame,
+            hands_over=self.num_failed_handovers < MAX_FAILED_HANDOVERS and not wants_prompt,
+            overlap=overlap,
+            session=self.session,
+            draws=draws,
+            targets=self.targets,
+        )
 
     def route_text(self) -> str:
         """The latest attempt's workers and what was predicted of them, for a header; empty: none yet."""
@@ -88,7 +97,7 @@ class Request:
             f"ttft_s={told.ttft_s:.4f} cost_s={told.cost_s:.4f} "
             f"cached={told.num_cached}/{len(self.token_ids)} attempt={self.num_attempts}"
         )
-        return "".join(character if " " <= character <= "~" else "?" for character in text)
+        return text if text.isascii() and text.isprintable() else NOT_IN_HEADERS.sub("?", text)
 
     def overlap(self, index: BlockIndex, fingerprint: str, block_size: int) -> Overlap:
         """Who holds how much of the prompt."""

@@ -4,7 +4,6 @@ Nothing is stored here: a response cannot be asked for again, nor be gone on fro
 conversation whole, as to the chat endpoint.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -49,7 +48,9 @@ async def responses_job(body: bytes, model: ServedModel, limits: Limits, trace: 
         error.param = PARAMS.get(error.param or "", error.param)
         raise
     fields = _fields(options, own, job)
-    return replace(job, endpoint="responses", trace=trace, ignored=tuple(ignored), response_fields=fields)
+    return msgspec.structs.replace(
+        job, endpoint="responses", trace=trace, ignored=tuple(ignored), response_fields=fields
+    )
 
 
 def _refuse_state(own: ResponsesBody) -> None:

@@ -7,18 +7,20 @@ header of the reply.
 """
 
 import contextlib
+import functools
 import gc
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from proxy.errors import ApiError, invalid, unsupported
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_NAMES = 10_000  # to look at in a body that has unknown ones
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -67,7 +69,7 @@ class Options(Struct, frozen=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -228,14 +230,28 @@ def _without_collections() -> Iterator[None]:
 
 
 def unknown_fields(body: bytes, *known: type[Struct]) -> list[str]:
-    """Names in the body that no struct of ``known`` declares; raises ApiError for those that must not be
-    ignored."""
-    names = {name for kind in known for name in kind.__struct_fields__}
-    fields = read(body, dict[str, msgspec.Raw])
-    for name in UNSUPPORTED.intersection(fields):
-        if bytes(fields[name]) not in _ABSENT:
+    """Names in the body that no struct of ``known`` declares, only the first of them where there may be a
+    great many; raises ApiError for those that must not be ignored."""
+    try:
+        fields, unknown = _fields(known, is_strict=True).decode(body), list[str]()
+    except msgspec.ValidationError as error:
+        fields, unknown = _fields(known, is_strict=False).decode(body), [str(error).split("`", 1)[1][:-1]]
+        if body.count(b'"') <= 2 * MAX_NAMES:
+            names = read(body, dict[str, Raw])
+            unknown = [name for name in names if name not in fields.__struct_fields__]
+    for name in UNSUPPORTED:
+        value = getattr(fields, name)
+        if value is not UNSET and bytes(value) not in _ABSENT:
             raise unsupported(name)
-    return [name for name in fields if name not in names and name not in UNSUPPORTED]
+    return unknown
+
+
+@functools.cache
+def _fields(known: tuple[type[Struct], ...], is_strict: bool) -> "msgspec.json.Decoder[Struct]":
+    """Of all fields that mean something here; ``is_strict``: of nothing else."""
+    names = {name for kind in known for name in kind.__struct_fields__} | UNSUPPORTED
+    fields = [(name, Raw | UnsetType, UNSET) for name in sorted(names)]
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields, forbid_unknown_fields=is_strict))
 
 
 def _param_of(message: str) -> str | None:

@@ -20,6 +20,7 @@ from common.tracing import Tracer
 from proxy.admission import Admission
 from proxy.app import build_app
 from proxy.chooser import Chooser
+from proxy.connection import Connection
 from proxy.dispatcher import Dispatcher
 from proxy.frontend import Frontend
 from proxy.live import Live
@@ -109,9 +110,10 @@ def build(
         config.max_attempts,
         config.worker_wait_s,
     )
-    live = Live(registry, model.name, config.slo_ttft_s, config.slo_itl_s)
-    observer = Observer(metrics, live, config.slo_ttft_s, config.slo_itl_s, tracer)
     admission = Admission(config.max_queued_requests, len(config.all_keys()))
+    metrics.in_flight.set_function(lambda: admission.num_admitted)
+    live = Live(registry, admission, model.name, config.slo_ttft_s, config.slo_itl_s)
+    observer = Observer(metrics, live, config.slo_ttft_s, config.slo_itl_s, tracer)
     return Frontend(config, model, registry, dispatcher, metrics, observer, admission)
 
 
@@ -152,7 +154,7 @@ async def _serve_http(
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

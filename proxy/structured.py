@@ -21,6 +21,7 @@ from proxy.served_model import ServedModel
 MAX_GRAMMAR_BYTES = 128 << 10
 MAX_GBNF_CHARACTERS = 16 << 10
 MAX_CHOICES = 2000
+MAX_OPTIONAL_PROPERTIES = 1000  # of a JSON schema: any may be left out, and the grammar grows with the square
 # Of JSON. Without a bound, a model that has nothing to say may put out spaces until its tokens are used up.
 WHITESPACE = r"[ \n\t]{1,64}"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -47,10 +48,29 @@ async def check_grammar(constraint: Constraint, model: ServedModel) -> None:
         raise invalid(constraint.param, f"{constraint.param} is larger than {MAX_GRAMMAR_BYTES} bytes")
     if model.grammars.is_known(constraint.grammar):
         return
+    num_optional = count_optional(json.loads(constraint.grammar))
+    if num_optional > MAX_OPTIONAL_PROPERTIES:
+        text = f"{num_optional} properties need not be there; {MAX_OPTIONAL_PROPERTIES} such are allowed"
+        raise invalid(constraint.param, f"{constraint.param}: {text}")
     try:
         await asyncio.to_thread(model.grammars.compile, constraint.grammar)
     except GrammarError as error:
         raise invalid(constraint.param, f"{constraint.param}: {error}") from None
+
+
+def count_optional(schema: Any) -> int:
+    """Properties of objects in ``schema``, at any depth, that are not required."""
+    found, parts = 0, [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            properties, required = part.get("properties"), part.get("required")
+            if isinstance(properties, dict):
+                found += len(properties.keys() - (required if isinstance(required, list) else []))
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    return found
 
 
 def json_grammar(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:

@@ -90,7 +90,7 @@ class System:
     async def settled(self) -> None:
         """Nothing is under way any more; fails when something stays."""
         async with asyncio.timeout(WAIT_S):
-            while self.frontend.dispatcher.num_attempts or self.frontend.num_admitted:
+            while self.frontend.dispatcher.num_attempts or self.frontend.admission.num_admitted:
                 await asyncio.sleep(0.01)
         assert not any(worker.charges for worker in self.frontend.registry)
 

@@ -1,5 +1,7 @@
 """What is refused is refused at the edge, in OpenAI's shape, and no worker hears of it."""
 
+import gzip
+import json
 from typing import Any
 
 import pytest
@@ -26,6 +28,8 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
     ("presence_penalty", 3),
     ("frequency_penalty", -3),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-300),
+    ("repetition_penalty", 1e300),
     ("n", 0),
     ("n", -1),
     ("n", 10**6),
@@ -253,6 +257,27 @@ async def test_unknown_fields_are_ignored_and_named_in_a_header(system: System) 
     reply = await system.client.post("/v1/completions", json=body)
     assert reply.status_code == 200
     assert reply.headers["x-baton-ignored"] == "metadata, store"
+
+
+async def test_of_a_million_unknown_fields_one_is_named(system: System) -> None:
+    await system.worker("decode", speaks(b"ok"))
+    fields = "".join(f',"k{number}":1' for number in range(10**6))
+    reply = await system.client.post("/v1/completions", content=f'{{"prompt":"say","max_tokens":2{fields}}}')
+    assert (reply.status_code, reply.headers["x-baton-ignored"]) == (200, "k0")
+    reply = await system.client.post(
+        "/v1/completions", content=f'{{"prompt":"say","audio":{{"a":1}}{fields}}}'
+    )
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "audio")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"])
+async def test_a_body_that_is_compressed_is_refused_with_what_would_be_taken(
+    system: System, path: str
+) -> None:
+    content = gzip.compress(json.dumps(COMPLETION).encode())
+    reply = await system.client.post(path, content=content, headers={"Content-Encoding": "gzip"})
+    assert (reply.status_code, reply.headers["accept-encoding"]) == (415, "identity")
+    assert reply.json()["error"]["code"] == "unsupported_encoding" and "'gzip'" in reply.text
 
 
 async def test_a_body_that_is_too_large_is_refused_whole(model: ServedModel) -> None:

@@ -82,5 +82,5 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_else_and_is_let_go(mo
                 await worker.until(lambda: worker.num_said >= n * size // 50)
                 chunks = await chunks_of(system, "/v1/completions", prompt="say", max_tokens=50)
             assert streamed_text(chunks) == "x" * 50
-            assert system.frontend.num_admitted == n  # it still waits for its reader
+            assert system.frontend.admission.num_admitted == n  # it still waits for its reader
         await system.settled()

@@ -7,6 +7,7 @@ import pytest
 
 from common.messages import Generate, WorkerError
 from proxy.served_model import ServedModel
+from proxy.structured import MAX_OPTIONAL_PROPERTIES, count_optional
 from tests.proxy.conftest import END, System
 from tests.proxy.replies import post
 from tests.proxy.scripted import ScriptedWorker, speaks
@@ -119,6 +120,21 @@ async def test_what_cannot_be_followed_is_refused_and_named(
         assert (error["param"], error["type"]) == (param, "invalid_request_error"), (asked, error)
         assert len(error["message"]) < 2000
     assert worker.generates == []
+
+
+async def test_a_schema_with_too_many_optional_properties_is_refused_before_the_work(system: System) -> None:
+    properties = {f"p{number}": {"type": "null"} for number in range(3000)}
+    schema = {"type": "object", "properties": {"inner": {"type": "object", "properties": properties}}}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "many", "schema": schema}}}
+    reply = await system.client.post("/v1/completions", json={"prompt": "say"} | asked)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "response_format")
+    assert "3001 properties" in error["message"] and str(MAX_OPTIONAL_PROPERTIES) in error["message"]
+
+
+def test_required_properties_and_those_of_other_things_are_not_counted() -> None:
+    point = {"properties": {"x": {}, "y": {}, "z": {}}, "required": ["x", "y"]}
+    assert count_optional({"anyOf": [point, {"items": point}], "enum": ["properties"]}) == 2
 
 
 @pytest.mark.parametrize("asked", [{"response_format": {"type": "text"}}, {"guided_regex": None}, {}])

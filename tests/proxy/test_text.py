@@ -1,7 +1,6 @@
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.messages import FinishReason, Sampling
 from proxy.attempt import Batch
@@ -26,7 +25,7 @@ JOB = Job(
 def pieces(
     tokens: list[int], finish: FinishReason = "length", size: int = 1, **options: object
 ) -> list[Piece]:
-    text = Detokenized(TOKENIZER, replace(JOB, **options))  # type: ignore[arg-type]
+    text = Detokenized(TOKENIZER, replace(JOB, **options))
     found = []
     for start in range(0, len(tokens), size):
         part = tokens[start : start + size]
