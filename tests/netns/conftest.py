@@ -12,6 +12,9 @@ from tests.netns import network
 from tests.netns.town import Town, Visitor
 
 
+START_S = 180.0
+
+
 @pytest.fixture(scope="package")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     if reason := network.why_not():
@@ -21,7 +24,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     town = Town(directory, Oracle(model), model)
     try:
         town.cluster.start()
-        asyncio.run(town.cluster.ready())
+        asyncio.run(town.cluster.ready(START_S))
         yield town
     finally:
         town.close()
