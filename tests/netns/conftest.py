@@ -11,7 +11,6 @@ from tests.faults.oracle import Oracle
 from tests.netns import network
 from tests.netns.town import Town, Visitor
 
-
 START_S = 180.0
 
 
