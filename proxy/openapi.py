@@ -48,6 +48,7 @@ STATUSES = {
     "408": "The body did not arrive in time",
     "409": "The worker is not ready, or several have that name",
     "413": "The body is too large",
+    "415": "The body is compressed",
     "429": "Too many requests are under way; Retry-After says when to try again",
     "500": "A bug of the server",
     "503": "No worker can serve the request now; Retry-After says when to try again",
@@ -116,7 +117,7 @@ def _post(path: str, summary: str) -> Json:
     statuses = (
         {code: text for code, text in STATUSES.items() if code not in ("403", "409")}
         if path in STREAMED
-        else {code: STATUSES[code] for code in ("400", "401", "404", "408", "413")}
+        else {code: STATUSES[code] for code in ("400", "401", "404", "408", "413", "415")}
     )
     schema = {"$ref": f"#/components/schemas/{_name(path)}"}
     return {
