@@ -7,6 +7,7 @@ wrong, a request hung, or something was not given back.
 
 import argparse
 import asyncio
+import math
 import sys
 import tempfile
 import time
@@ -46,7 +47,6 @@ class Options(argparse.Namespace):
     others_every_s: float = 3.0
     num_clients: int = 8
     transport: str = "zmq"
-    forked: bool = False  # processes start faster than real ones do
 
 
 @dataclass(slots=True)
@@ -165,7 +165,6 @@ async def run(options: Options, directory: Path) -> Result:
         transport=options.transport,
         relayed=options.transport == "zmq",
         relayed_control=True,
-        forked=options.forked,
     )
     try:
         cluster.start()
@@ -202,6 +201,11 @@ async def storm(options: Options, cluster: Cluster, client: Client, oracle: Orac
     return Result(score, chaos.num_faults, chaos.recoveries_s, held or leaks(before, cluster.usage()))
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of ``values`` that so large a ``share`` of them does not exceed; 0 of none."""
+    return sorted(values)[math.ceil(share * len(values)) - 1] if values else 0.0
+
+
 async def warm_up(client: Client, cases: Sequence[Case]) -> None:
     for case in cases[:20]:
         await client.complete(case, stream=True)
@@ -224,7 +228,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=Options.seed)
     parser.add_argument("--num-clients", type=int, default=Options.num_clients)
     parser.add_argument("--transport", default=Options.transport)
-    parser.add_argument("--forked", action="store_true", help="start workers by forking, which is faster")
     options = parser.parse_args(namespace=Options())
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         result = asyncio.run(run(options, Path(directory)))
@@ -234,6 +237,9 @@ def main() -> int:
             f"{kind.value}={count}" for kind, count in sorted(result.num_faults.items(), key=str)
         )
         print(f"faults: {faults}; clients that left: {result.score.num_left}")
+        print(
+            f"recovery_p99_s={percentile(result.recoveries_s, 0.99):.1f} of {len(result.recoveries_s)} kills"
+        )
         print(result.line(), flush=True)
     return 0 if result.passed else 1
 

@@ -20,12 +20,10 @@ import httpx
 import psutil
 
 from common.cores import thread_variables
-from tests.faults.nursery import Forked
+from tests.faults.nursery import LAUNCH, ROOT, Forked
 from tests.faults.relay import Address, Relay
 from tests.faults.waiting import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = ROOT / "control_plane" / "launch.py"
 READY_S = 90.0
 EXIT_S = 30.0
 POLL_S = 0.05

@@ -1,29 +1,21 @@
-"""Worker processes that start in a tenth of a second: forked from one that has imported what workers import.
+"""Worker processes that start in a tenth of a second, forked by the product's own nursery."""
 
-What they run is what ``python -m`` runs. Each gets a session, a log and an environment of its own, and dies
-with the process that forked it, which dies with the tests.
-"""
-
-import ctypes
-import multiprocessing
 import os
-import runpy
-import signal
+import select
+import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing.context import ForkServerContext
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from subprocess import TimeoutExpired
 
-PR_SET_PDEATHSIG = 1
-PRELOADED = [
-    "common.startup",
-    "common.engine",
-    "common.model",
-    "kernels.cpu",
-    "kernels.native",
-    "kv_transfer.zmq",
-]
+from control_plane import forking
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = ROOT / "control_plane" / "launch.py"
+MODULES = ("prefill_worker", "decode_worker")
+PATIENCE_S = 60.0
 
 
 class Forked:
@@ -31,42 +23,52 @@ class Forked:
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         """``argv`` begins with ``-m`` and a module."""
+        own = {name: text for name, text in environment.items() if name != "PYTEST_CURRENT_TEST"}
         self._argv = argv
-        self._process = server().Process(target=become, args=(list(argv), dict(environment), str(log)))
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        self._code: int | None = None
+        with log.open("ab") as output:
+            self.pid = forking.fork(nursery(frozenset(own.items())), argv[1:], output.fileno(), PATIENCE_S)
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise TimeoutExpired(list(self._argv), timeout or 0.0)
-        return self._process.exitcode
+        if self.poll() is None:
+            end = os.pidfd_open(self.pid)
+            try:
+                select.select([end], [], [], timeout)
+            finally:
+                os.close(end)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(list(self._argv), timeout or 0.0)
+        return code
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
-def server() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
-
-
-def become(argv: list[str], environment: dict[str, str], log: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = argv[1:]
-    runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+@cache
+def nursery(environment: frozenset[tuple[str, str]]) -> socket.socket:
+    """Where to ask for workers with ``environment``; the nursery ends with this process."""
+    forking.adopt_orphans()
+    requests, theirs = forking.open_requests()
+    with theirs:
+        # Its end is noticed when it is asked, and it is this process's to reap at its own.
+        subprocess.Popen(
+            [
+                *(sys.executable, "-IS", str(LAUNCH), str(os.getpid())),
+                *forking.nursery_argv(theirs.fileno(), MODULES),
+            ],
+            env=forking.single_threaded({**dict(environment), "PYTHONPATH": str(ROOT)}),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    return requests
