@@ -14,6 +14,10 @@ from common.tracing import tracer_of
 from proxy.served_model import ServedModel
 from proxy.server import check_certificate, listeners, serve
 
+# Requests leave few cycles behind. By default all that are under way would be looked through for every few
+# hundred objects that a burst of tokens makes.
+THRESHOLDS = (10_000, 20, 100)
+
 
 def main() -> int:
     """Exit code 2: it cannot work as asked to, for a reason that is told on one line."""
@@ -30,6 +34,7 @@ def main() -> int:
         model = ServedModel.load(engine, config.tool_call_parser, config.reasoning_parser)
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look through it again and again
+        gc.set_threshold(*THRESHOLDS)
         uvloop.run(serve(config, model, sockets, tracer, secret, network.discovery))
     except (ConfigError, ModelError, OSError) as error:
         return options.refusal("proxy", ConfigError(str(error)))

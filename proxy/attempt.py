@@ -60,7 +60,7 @@ class Attempt:
     handed_over: bool = False
     _batch: Batch = field(default_factory=Batch)
     _held: dict[int, Tokens] = field(default_factory=dict)  # ahead of a gap, by start
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiter: asyncio.Future[None] | None = None  # whoever wants the next tokens
     _timer: asyncio.TimerHandle | None = None  # of the deadline, or of an open gap
 
     def __post_init__(self) -> None:
@@ -93,8 +93,12 @@ class Attempt:
                 return batch
             if self.failure is not None:
                 raise self.failure
-            self._news.clear()
-            await self._news.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def receive(self, peer: Peer, tokens: Tokens) -> bool:
         """Take in what a worker says about this attempt; False when it is void."""
@@ -147,7 +151,7 @@ class Attempt:
             self._timer.cancel()
             self._timer = None
         self._held.clear()
-        self._news.set()
+        self._wake()
 
     def _culprits(self, error: WorkerError, by_decode: bool) -> tuple[Worker, ...]:
         """A prefill worker that cannot hand over may itself be at fault, or the other side may. What the
@@ -182,7 +186,7 @@ class Attempt:
             self._append(self._held.pop(start))
         if had_gap and not self._held and not self.over:
             self._set_timer(self.deadline, OUT_OF_TIME)
-        self._news.set()
+        self._wake()
 
     def _append(self, tokens: Tokens) -> None:
         known = self.num_known - tokens.start
