@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from common.model_config import ModelConfig, ModelError, read_json
-from kernels.quantization import BLOCK_BYTES, BlockFormat
+from kernels.quantization import BLOCK_BYTES, BlockFormat, BlockWeight
 
 if TYPE_CHECKING:
     import numpy as np
 
-PLAIN_TYPES = ("F32", "F16", "BF16")
+PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 QUANTISED_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 PIECE_ELEMENTS = 1 << 22  # dequantised at a time: bounds the float32 copy
 IGNORED = ("rope_freqs.weight",)  # in the configuration already
@@ -52,8 +52,8 @@ class GgufCheckpoint:
         self.shapes = {name: tuple(entry["shape"]) for name, entry in self.entries.items()}
         size = path.stat().st_size
         for name, entry in self.entries.items():
-            if entry["type"] not in PLAIN_TYPES + QUANTISED_TYPES:
-                supported = ", ".join(PLAIN_TYPES + QUANTISED_TYPES)
+            if entry["type"] not in (*PLAIN_TYPES, *QUANTISED_TYPES):
+                supported = ", ".join((*PLAIN_TYPES, *QUANTISED_TYPES))
                 raise ModelError(f"{path}: tensor {name} has type {entry['type']}; supported: {supported}")
             if entry["offset"] + entry["num_bytes"] > size:
                 raise ModelError(f"{path}: truncated: tensor {name} lies beyond the end of the file")
@@ -79,20 +79,11 @@ class GgufCheckpoint:
 
     def pieces(self, entry: dict[str, Any]) -> Iterator[tuple[slice, Tensor]]:
         """The tensor's rows (elements, if it is a vector), some at a time."""
-        from gguf import GGMLQuantizationType, dequantize
-
-        kind = GGMLQuantizationType[entry["type"]]
         shape = entry["shape"] if len(entry["shape"]) > 1 else [1, *entry["shape"]]
         stored = self.stored_rows(entry, shape[0])
         step = max(1, PIECE_ELEMENTS // shape[1])
         for start in range(0, shape[0], step):
-            values = torch.from_numpy(dequantize(stored[start : start + step], kind).copy())
-            if entry["type"] in QUANTISED_TYPES:
-                # Models are trained and published in bfloat16, and what quantisation left of a weight is no
-                # more exact than that: rounded to it, a weight is the same number whether the model is then
-                # run in bfloat16 or in float32, and the same as in implementations that keep dequantised
-                # weights in bfloat16.
-                values = values.bfloat16()
+            values = values_of(entry["type"], torch.from_numpy(stored[start : start + step].copy()))
             if len(entry["shape"]) == 1:
                 yield slice(0, shape[1]), values[0]
             else:
@@ -113,6 +104,21 @@ class GgufCheckpoint:
         half = self.config.head_dim // 2
         place = torch.arange(num_rows).view(-1, 2, half)  # [heads, which of the pair, pair]
         return place.transpose(1, 2).reshape(-1)
+
+
+def values_of(kind: str, rows: Tensor) -> Tensor:
+    """What ``rows``, [R, bytes], hold.
+
+    Models are trained and published in bfloat16, and what quantisation left of a weight is no more exact than
+    that: rounded to it, a weight is the same number whether the model is then run in bfloat16 or in float32,
+    and the same as in implementations that keep dequantised weights in bfloat16."""
+    if kind in PLAIN_TYPES:
+        return rows.view(PLAIN_TYPES[kind])
+    if kind in BLOCK_BYTES:  # far faster than the library
+        return BlockWeight(rows, kind, torch.bfloat16).values()
+    from gguf import GGMLQuantizationType, dequantize
+
+    return torch.from_numpy(dequantize(rows.numpy(), GGMLQuantizationType[kind])).bfloat16()
 
 
 def hugging_face_name(name: str) -> str:
