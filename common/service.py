@@ -35,6 +35,7 @@ from common.sequence import SequenceKey
 logger = logging.getLogger(__name__)
 
 BLOCK_NEWS_INTERVAL_S = 0.05  # between messages about the prefix cache at least
+GREETING_S = 0.01  # between the first two messages to a proxy; then twice that, and so on up to a beat
 FLUSH_S = 1.0  # for the last tokens of a drained worker to leave
 
 
@@ -165,6 +166,7 @@ class Service:
 
     async def _converse(self, channel: ProxyChannel) -> None:
         """Until the session is lost."""
+        greeting = asyncio.create_task(self._greet(channel))
         try:
             while True:
                 self._hear(channel, await channel.receive())
@@ -173,6 +175,16 @@ class Service:
             num_aborted = self._abort_all(channel, "proxy lost")
             level = logging.WARNING if num_aborted else logging.INFO  # a proxy that stops is no trouble
             logger.log(level, "%s; %d of its requests are aborted", error, num_aborted)
+        finally:
+            greeting.cancel()
+
+    async def _greet(self, channel: ProxyChannel) -> None:
+        """What is said before the connection is made is lost, and the next beat may be far."""
+        pause_s = GREETING_S
+        while channel.proxy_incarnation is None and pause_s < self._interval_s:
+            self._send(channel, self.status())
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
     def _hear(self, channel: ProxyChannel, message: ToWorker) -> None:
         match message:
