@@ -6,7 +6,7 @@ the prefill worker's, ahead of it where that is permitted, so that what reaches 
 the hand-over itself, and what reaches the client is not the prefill. Each prompt also takes part in one
 decode step: without a second token nothing is handed over. Phases take turns; every prompt is new.
 
-    python -m benchmarks.isolation [--rounds 3] [--option=--transport=zmq]
+    python -m benchmarks.isolation [--rounds 6] [--option=--transport=zmq]
 """
 
 import argparse
@@ -39,8 +39,8 @@ class Phase:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.isolation", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=400, help="of the stream, in each phase")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=200, help="of the stream, in each phase")
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument(
         "--option", action="append", default=[], help="passed on, e.g. --option=--transport=ucx"

@@ -117,7 +117,7 @@ def block_transfer_rows(
         row
         for name in names
         for row in blocks.measure(
-            name, addresses[name], core, PROMPTS[: extent.rounds], min(3, extent.rounds)
+            name, addresses[name], core, PROMPTS[: extent.rounds], 2 * extent.rounds + 1
         )
     ]
 
