@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
 import httpx
@@ -51,7 +50,7 @@ class Way:
         return figures(asyncio.run(loop), Targets())
 
     def warm_up(self, requests: Iterator[Planned]) -> None:
-        error = asyncio.run(generator.warm_up(self.target("first"), islice(requests, 4), 4))
+        error = asyncio.run(generator.warm_up(self.target("first"), requests, 1))
         if error:
             raise RuntimeError(f"{self.server.url}: {error}")
 
