@@ -266,7 +266,7 @@ class Cluster:
     # What it says
 
     async def get(self, path: str, timeout_s: float = 10.0) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.url, timeout=timeout_s) as http:
+        async with httpx.AsyncClient(base_url=self.url, timeout=timeout_s, verify=False) as http:
             return await http.get(path)
 
     async def workers(self) -> dict[str, dict[str, Any]]:
