@@ -1,5 +1,6 @@
 """One sequence of a reply, from its request's tokens to pieces of text."""
 
+import asyncio
 import contextlib
 import secrets
 import time
@@ -119,8 +120,9 @@ class Choice:
         if self.first_token_at:
             observer.note_tokens(now - self.last_token_at, num_tokens, now)
         else:
-            self.first_token_at = now
-            observer.note_first_token(now - self.arrived_at, num_tokens, now)
+            self.first_token_at = now  # which the client is to have before it is counted
+            loop = asyncio.get_running_loop()
+            loop.call_soon(observer.note_first_token, now - self.arrived_at, num_tokens, now)
         self.last_token_at = now
 
     def _record(self, observer: Observer, outcome: str, error: str | None) -> Record:

@@ -10,7 +10,7 @@ from proxy.cost import Prediction
 from proxy.metrics import Metrics
 from proxy.registry import Registry
 from proxy.request import Request, RequestFailed
-from proxy.router import Choice, Need, Router, Targets
+from proxy.router import Choice, Need, Router, Snapshot, Targets
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class Routed(NamedTuple):
     choice: Choice
     need: Need
-    prediction: Prediction
+    snapshot: Snapshot  # what the choice was made from
 
 
 class Chooser:
@@ -42,10 +42,13 @@ class Chooser:
             raise RequestFailed(WorkerError("overloaded", "all workers are at their limit"))
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("request %s: %s", request.id, self._router.explain(snapshot, need, choice))
-        prediction = self._router.predict(snapshot, need, choice)
+        routed = Routed(choice, need, snapshot)
         if self._refuses_misses and request.num_attempts == 0:
-            self._refuse_miss(prediction, request.targets)
-        return Routed(choice, need, prediction)
+            self._refuse_miss(self.predict(routed), request.targets)
+        return routed
+
+    def predict(self, routed: Routed) -> Prediction:
+        return self._router.predict(routed.snapshot, routed.need, routed.choice)
 
     def _need(self, request: Request) -> Need:
         """With all that policies may want to know."""

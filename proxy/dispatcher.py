@@ -132,7 +132,7 @@ class Dispatcher:
                 self._lose(first.peer, str(error))
                 continue
             self._charge(request.id, prefill, decode, routed.need)
-            request.prediction = routed.prediction
+            request.prediction = self._chooser.predict(routed)  # while the worker is at it
             return self._begin(request, prefill, decode, choice)
 
     def _charge(self, request_id: str, prefill: Worker | None, decode: Worker, need: Need) -> None:

@@ -86,10 +86,7 @@ class Reply:
             self._count("slow_reader")
 
     async def _answer(self, send: Send) -> None:
-        metrics = self._frontend.metrics
-        for prompt in self._job.prompts:
-            metrics.prompt_tokens.inc(len(prompt.token_ids))
-            metrics.prompt_sizes.observe(len(prompt.token_ids))
+        self._loop.call_soon(self._count_prompts)  # while workers are at them
         parts = merge([choice.parts(self._frontend) for choice in self._choices])
         async with contextlib.aclosing(parts):
             await (self._stream(parts, send) if self._job.stream else self._send_whole(parts, send))
@@ -185,6 +182,12 @@ class Reply:
             # The prompt is counted once, so what its first computation found in the cache counts.
             usage.cached_tokens += min(choice.request.num_cached_tokens for choice in siblings)
         return usage
+
+    def _count_prompts(self) -> None:
+        metrics = self._frontend.metrics
+        for prompt in self._job.prompts:
+            metrics.prompt_tokens.inc(len(prompt.token_ids))
+            metrics.prompt_sizes.observe(len(prompt.token_ids))
 
     def _count(self, outcome: str) -> None:
         self._frontend.metrics.requests.labels(outcome).inc()
