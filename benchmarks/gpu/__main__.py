@@ -4,6 +4,7 @@
 nothing."""
 
 import argparse
+import importlib.util
 import platform
 import sys
 import time
@@ -37,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     check = Check(options.tiny, options.out, time.monotonic() + options.seconds)
     with torch.inference_mode():
-        for part in (check.agreement, check.kernels, check.small_model, check.large_model):
+        for part in (
+            check.agreement, check.kernels, check.transfers, check.small_model, check.large_model
+        ):  # fmt: skip
             check.run(part.__name__, part())
     return 0 if check.is_right else 1
 
@@ -72,7 +75,7 @@ class Check:
         try:
             for row in rows:
                 self.say(row)
-        except (RuntimeError, AssertionError, ValueError, Refusal, TritonError) as error:
+        except (RuntimeError, AssertionError, ValueError, OSError, Refusal, TritonError) as error:
             self.is_right = False
             self.say(f"\n{name.replace('_', ' ')}: FAILED, {type(error).__name__}: {error}")
         self.say(f"\n({time.monotonic() - started:.0f} s)")
@@ -95,6 +98,17 @@ class Check:
         model = models.TINY if self._is_tiny else models.LLAMA_8B
         sizes = (20, 30, 2) if self._is_tiny else (2048, 2048, 64)
         yield from lines(Bench(model, self._device, self._dtype, *sizes), bytes_per_s, flops_per_s)
+
+    def transfers(self) -> Iterator[str]:
+        yield "| blocks of the large model, between two processes on this device | |"
+        yield "|---|--:|"
+        if importlib.util.find_spec("zmq") is None:
+            yield "| left out: the package zmq is missing | |"
+            return
+        from benchmarks.gpu import transfer
+
+        model, dtype = (models.TINY, "float32") if self._is_tiny else (models.LLAMA_8B, "bfloat16")
+        yield from transfer.lines(model, dtype, 6 if self._is_tiny else 128, self._device)
 
     def small_model(self) -> Iterator[str]:
         return self._serve("1B", models.TINY if self._is_tiny else models.LLAMA_1B)

@@ -11,6 +11,7 @@ from benchmarks.gpu import timing
 from benchmarks.gpu.agree import on
 from benchmarks.gpu.costs import Cost, StepShape, attention, elementwise, linear
 from benchmarks.gpu.steps import Shape, Step, make_step
+from common.device_blocks import DeviceBlocks
 from common.model_config import ModelConfig
 from kernels import triton as gpu
 from kernels.quantization import Quantization
@@ -120,6 +121,8 @@ class Bench:
             lambda: blocks.gather_blocks(cache, ids, self.dtype),
             lambda: cache.index_select(0, ids),
         )
+        block = DeviceBlocks([cache[0].view(torch.uint8).flatten()])
+        yield Timed(Cost("checksum of a block", block.tensors[0].nbytes), block.checksum)
         logits = torch.randn(self.batch, model.vocab_size, device=self.device)
         choice = torch.tensor([1.0, 0.0, 50, 0.9, 0.5], dtype=torch.float64, device=self.device)
         choices = choice.repeat(self.batch, 1)

@@ -24,11 +24,30 @@ STEPS = {
     "prefill, 2,048 tokens": StepShape(1, 2048, 2048),
     "prefill, 512 tokens behind 7,680": StepShape(1, 512, 8192),
 }
+# Bytes per second, one way, as stated; of a network, what its bits come to.
+LINKS = {"NVLink 4": 450e9, "PCIe 5 x16": 64e9, "network of 400 Gbit/s": 50e9}
 
 
 def main() -> None:
     for name, step in STEPS.items():
         print(table(name, step), end="\n\n")
+    print(hand_over_table(2048))
+
+
+def hand_over_table(num_tokens: int) -> str:
+    """All keys and values of a prompt over a link, and that as a share of its prefill."""
+    num_bytes = 2 * 2.0 * LLAMA_8B.num_layers * LLAMA_8B.num_kv_heads * LLAMA_8B.head_dim * num_tokens
+    prefill = step_costs(LLAMA_8B, StepShape(1, num_tokens, num_tokens))
+    card = CARDS[-1]
+    computing_s = sum(cost.seconds(card.bytes_per_s, card.flops_per_s) for cost in prefill)
+    lines = [
+        f"| hand-over, {num_tokens:,} tokens, {num_bytes / 1e6:,.0f} MB | ms | of prefill, {card.name} |",
+        "|---|--:|--:|",
+    ]
+    for name, bytes_per_s in LINKS.items():
+        seconds = num_bytes / bytes_per_s
+        lines.append(f"| {name} | {1e3 * seconds:.1f} | {seconds / computing_s:.1%} |")
+    return "\n".join(lines)
 
 
 def table(name: str, step: StepShape) -> str:

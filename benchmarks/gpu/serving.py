@@ -1,13 +1,16 @@
 """The whole engine on a GPU: how fast it prefills, decodes, and hands over to another one."""
 
 import gc
+import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from benchmarks.gpu import timing
+from common import gpu
 from common.cache import Cache, make_layout
 from common.config import EngineConfig
 from common.engine import Engine, Reservation
@@ -15,10 +18,14 @@ from common.graphs import RecordedModel, recorder
 from common.messages import ModelInfo, Sampling
 from common.model import Model
 from common.sequence import Sequence, SequenceKey
+from common.staging import BlockOps
+from kernels import cpu, specification
+from kernels.triton import blocks
 from kv_transfer import memory
 
 BLOCK_SIZE = 16
 STEP_TOKENS = 2048
+READ_AT_ONCE = 8  # blocks
 NEVER = float("inf")
 
 
@@ -36,7 +43,11 @@ def make_engine(model: Model, load: Load, is_recorded: bool, num_seqs: int) -> E
     dtype = str(model.dtype).removeprefix("torch.")
     longest = max(load.prompt_tokens, load.context + most_tokens(load, num_seqs)) + BLOCK_SIZE
     num_blocks = num_seqs * -(-longest // BLOCK_SIZE) + 1
-    cache = Cache(make_layout("random", dtype, *sizes, BLOCK_SIZE), num_blocks, model.device, staged=True)
+    layout = make_layout("random", dtype, *sizes, BLOCK_SIZE)
+    block_ops: BlockOps = specification
+    if model.ops is not cpu:
+        block_ops = blocks
+    cache = Cache(layout, num_blocks, model.device, staged=True, block_ops=block_ops)
     options = EngineConfig(
         block_size=BLOCK_SIZE,
         max_num_seqs=num_seqs,
@@ -77,15 +88,54 @@ def most_tokens(load: Load, batch: int) -> int:
     return load.steps + 8 + 2 * batch * load.context // STEP_TOKENS
 
 
-def decode_s(model: Model, load: Load, batch: int, is_recorded: bool) -> float:
-    """Of one step, all of ``batch`` sequences in it."""
+def decoding(model: Model, load: Load, batch: int, is_recorded: bool) -> Engine:
+    """An engine whose next steps all have a token for each of ``batch`` sequences."""
     engine = make_engine(model, load, is_recorded, batch)
     sequences = [add(engine, f"r{i}", load.context, most_tokens(load, batch)) for i in range(batch)]
     while min(sequence.num_output_tokens for sequence in sequences) < 3:
         engine.step()
-    seconds = timing.elapsed(lambda: [engine.step() for _ in range(load.steps)], model.device)
-    assert engine.load().num_running == batch, "a sequence has ended before its time was taken"
+    return engine
+
+
+def step_s(engine: Engine, load: Load) -> float:
+    count = engine.load().num_running
+    seconds = timing.elapsed(lambda: [engine.step() for _ in range(load.steps)], engine.cache.device)
+    assert engine.load().num_running == count, "a sequence has ended before its time was taken"
     return seconds / load.steps
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Decode steps alone, and while another thread reads blocks all the time, as a sender would."""
+
+    alone_s: float
+    step_s: float
+    bytes_per_s: float
+
+
+def beside_reading(model: Model, load: Load, batch: int, is_recorded: bool) -> Beside:
+    half = replace(load, steps=load.steps // 2)
+    engine = decoding(model, load, batch, is_recorded)
+    block_ids = list(range(0, min(engine.cache.num_blocks, 2 * READ_AT_ONCE), 2))  # no two side by side
+    engine.cache.read(block_ids)  # compiles, and pins memory
+    alone_s, stop, counts = step_s(engine, half), threading.Event(), [0]
+
+    def read() -> None:
+        gpu.use_beside_steps(engine.cache.device)
+        while not stop.is_set():
+            engine.cache.read(block_ids)
+            counts[0] += len(block_ids)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        started = time.perf_counter()
+        disturbed_s = step_s(engine, half)
+        seconds = time.perf_counter() - started
+    finally:
+        stop.set()
+        reader.join()
+    return Beside(alone_s, disturbed_s, counts[0] * engine.cache.block_bytes / seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +180,16 @@ def lines(name: str, model: Model, load: Load, is_gpu: bool) -> Iterator[str]:
     rate = prefill_tokens_per_s(model, load)
     yield f"| {name}: prefill of {load.prompt_tokens} tokens, tokens/s | {rate:,.0f} |"
     for batch in load.batches:
-        launched = decode_s(model, load, batch, False)
+        launched = step_s(decoding(model, load, batch, False), load)
         yield f"| {name}: TPOT at batch {batch}, ms, launched one by one | {launched * 1e3:.2f} |"
         if is_gpu:
-            recorded = decode_s(model, load, batch, True)
+            recorded = step_s(decoding(model, load, batch, True), load)
             yield f"| {name}: TPOT at batch {batch}, ms, recorded | {recorded * 1e3:.2f} |"
             yield f"| {name}: decode at batch {batch}, tokens/s | {batch / recorded:,.0f} |"
+    beside = beside_reading(model, load, load.batches[len(load.batches) // 2], is_gpu)
+    slower = beside.step_s / beside.alone_s
+    yield f"| {name}: TPOT while blocks are read, of that while none are | {slower:.2f} |"
+    yield f"| {name}: read meanwhile, GB/s | {beside.bytes_per_s / 1e9:.2f} |"
     moved = hand_over(model, load)
     rate = moved.num_bytes / moved.seconds / 1e9
     yield f"| {name}: hand-over of {load.context} tokens, ms | {moved.seconds * 1e3:.1f} |"

@@ -30,11 +30,12 @@ def test_the_whole_check_runs_in_the_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "gpu.md").read_text()
     assert table.strip() in done.stdout
-    for part in ("| attention |", "decode attention, batch 1", "8B: hand-over", "| draw"):
+    for part in ("| attention |", "decode attention, batch 1", "by zmq+ipc, GB/s", "8B: hand-over", "| draw"):
         assert part in table
     assert "WRONG" not in table and "FAILED" not in table
 
 
+@pytest.mark.timeout(600)  # importing PyTorch takes minutes where others keep all cores busy
 def test_it_needs_no_packages_but_those_that_the_script_installs() -> None:
     listed = re.search(r"for name in ([\w ]+); do", SCRIPT.read_text())
     assert listed is not None
@@ -46,13 +47,13 @@ def test_it_needs_no_packages_but_those_that_the_script_installs() -> None:
     absent = sorted({modules.get(name, name) for name in names} - given)
     assert "fastapi" in absent
     program = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import benchmarks.gpu.__main__"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=500, check=True)
 
 
 def test_wheels_are_those_of_the_project() -> None:
     pins = set(re.findall(r"[a-z-]+==[\d.]+", SCRIPT.read_text()))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert len(pins) == 7
+    assert len(pins) == 8
     assert pins <= set(project["dependencies"])
 
 
@@ -71,6 +72,8 @@ def test_an_engine_is_timed_and_handed_over_from() -> None:
         "tiny: prefill of 20 tokens, tokens/s",
         "tiny: TPOT at batch 1, ms, launched one by one",
         "tiny: TPOT at batch 3, ms, launched one by one",
+        "tiny: TPOT while blocks are read, of that while none are",
+        "tiny: read meanwhile, GB/s",
         "tiny: hand-over of 10 tokens, ms",
         "tiny: hand-over, GB/s",
     ]
@@ -110,3 +113,10 @@ def test_the_tables_name_what_binds() -> None:
     assert re.search(r"\| gate and up \|.*\| memory \|", decode)
     assert re.search(r"\| gate and up \|.*\| arithmetic \|", prefill)
     assert LLAMA_1B.num_layers == 16
+
+
+def test_a_hand_over_is_counted_in_bytes_and_as_a_share_of_prefill() -> None:
+    table = paper.hand_over_table(2048)
+    assert "| hand-over, 2,048 tokens, 268 MB |" in table
+    (row,) = [line for line in table.splitlines() if line.startswith("| PCIe 5 x16 | 4.2 | ")]
+    assert 0.1 < float(row.split("|")[3].strip().removesuffix("%")) / 100 < 0.2
