@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from common.messages import Pace
 
 MEMORY = 0.9  # how much of what is known a further step leaves
+LEAST_SHARE = 0.25  # of a step with prompts and single tokens in it that prompts take
 OUTLIER = 2.0  # a step that took longer than so many usual ones was interrupted, and counts as so many
 
 
@@ -25,7 +26,9 @@ class Stopwatch:
             usual_s = min(duration_s, OUTLIER * step_s)
             step_s = MEMORY * step_s + (1 - MEMORY) * usual_s if step_s else duration_s
         else:
-            self._num_tokens = MEMORY * self._num_tokens + sum(num_tokens)
+            if min(num_tokens) == 1:  # what a step of these alone takes is not the prompts' doing
+                duration_s = max(duration_s - step_s, LEAST_SHARE * duration_s)
+            self._num_tokens = MEMORY * self._num_tokens + sum(n for n in num_tokens if n > 1)
             self._prefill_s = MEMORY * self._prefill_s + duration_s
             prefill = self._num_tokens / self._prefill_s
         self.pace = Pace(prefill, step_s)

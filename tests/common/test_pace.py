@@ -1,3 +1,5 @@
+import pytest
+
 from common.messages import Pace
 from common.pace import Stopwatch
 
@@ -11,6 +13,17 @@ def test_steps_with_prompts_and_steps_of_single_tokens_are_kept_apart() -> None:
     watch.note([512], 0.25)
     watch.note([1, 1, 1], 0.02)
     assert watch.pace == Pace(prefill_tokens_per_s=2048.0, step_s=0.02)
+
+
+def test_a_prompt_does_not_pay_for_the_single_tokens_beside_it() -> None:
+    watch = Stopwatch()
+    watch.note([1, 1, 1], 0.02)
+    watch.note([100, 1, 1, 1], 0.07)
+    assert watch.pace.prefill_tokens_per_s == pytest.approx(2000.0)
+    quick = Stopwatch()
+    quick.note([1, 1, 1], 0.02)
+    quick.note([100, 1, 1, 1], 0.02)  # no measure of how little time is left
+    assert quick.pace.prefill_tokens_per_s == pytest.approx(20_000.0)
 
 
 def test_what_was_measured_long_ago_fades() -> None:
