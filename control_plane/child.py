@@ -75,7 +75,8 @@ class Child:
             self.kill()  # what it started and left behind
             await asyncio.wait([passing_on], timeout=_OUTPUT_GRACE_S)
         finally:
-            self.kill()
+            if not self.ended:  # later its number may be another's
+                self.kill()
             passing_on.cancel()
         return code
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from common.channel import WorkerChannel
 from common.config import ConfigError, ProxyConfig
+from common.notice import tell_ready
 from common.secret import Secret
 from common.tracing import Tracer
 from proxy.admission import Admission
@@ -172,6 +173,7 @@ async def _serve_http(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, server, stopping)
+    tell_ready()
     await serving
 
 

@@ -9,6 +9,7 @@ from common.config import ConfigError, EngineConfig, ProxyConfig, TransferConfig
 from control_plane import deployment
 from control_plane.child import Command
 from control_plane.commands import commands as build_commands
+from control_plane.forking import nurseries
 from control_plane.serve import with_ports
 
 
@@ -38,6 +39,13 @@ def test_by_default_one_proxy_one_prefill_and_one_decode_worker() -> None:
     }
     assert next(iter(found)) == "proxy"
     assert found["proxy"].stage < found["prefill-0"].stage == found["decode-0"].stage
+
+
+def test_workers_share_a_nursery_when_they_have_equally_many_threads() -> None:
+    found = commands("--prefill", "2", "--decode", "2", f"--cores={cores.allowed()[0]}")
+    [nursery] = nurseries(found.values())
+    assert nursery.clients == set(found) - {"proxy"}
+    assert nursery.modules == ("prefill_worker", "decode_worker")
 
 
 def test_numbers_of_workers_are_options() -> None:

@@ -111,8 +111,8 @@ class Process:
         return self._process.wait(timeout_s)
 
     def kill(self) -> None:
-        """At once, and reaped."""
-        if self._process is not None:
+        """At once, and reaped. One that has been is left alone: its number may be another's by now."""
+        if self._process is not None and self.alive:
             for kill in (os.killpg, os.kill):
                 with suppress(ProcessLookupError):
                     kill(self._process.pid, signal.SIGKILL)
