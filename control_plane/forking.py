@@ -31,7 +31,7 @@ class Patience(NamedTuple):
     """How long a nursery may take."""
 
     import_s: float = 60.0  # from its start; workers asked for meanwhile wait
-    fork_s: float = 5.0
+    fork_s: float = 10.0  # a crowded machine may need seconds, and importing anew would need more
 
 
 @dataclass(slots=True, eq=False)

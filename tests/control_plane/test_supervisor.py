@@ -173,10 +173,10 @@ async def test_a_child_that_has_said_that_it_serves_is_started_again_at_once_how
     notices = Notices()
     one = command("worker", textwrap.dedent(program))
     one = one._replace(environment={**one.environment, **notices.environment})
-    limits = QUICK._replace(steady_s=0.0)
+    limits = QUICK._replace(steady_s=0.0, max_quick_ends=2)
     subject, lines = supervisor(one, limits=limits, ready=never, notices=notices)
     running = asyncio.create_task(subject.run())
-    await lines.until(lambda text: text.count("worker ended with exit code 0; started again at once") > 5)
+    await lines.until(lambda text: text.count("worker ended with exit code 0; started again at once") > 2)
     subject.stop()
     assert (await running).exit_code == 0
     notices.close()
