@@ -16,7 +16,7 @@ from common.messages import ModelInfo
 from common.model import Model
 from common.model_config import ModelConfig
 from common.model_source import ModelFiles
-from common.startup import choose_sampling
+from common.startup import choose_block_ops, choose_sampling
 from kernels import Ops, cpu, triton
 from kernels.triton import decode
 from tests import golden
@@ -49,7 +49,8 @@ def load(directory: Path, name: str, ops: Ops, **changes: Any) -> Model:
 def make_engine(model: Model, recorded: bool = False) -> Engine:
     config = model.config
     sizes = (config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
-    cache = Cache(make_layout("tiny", "float32", *sizes), NUM_BLOCKS, CPU, staged=True)
+    layout, block_ops = make_layout("tiny", "float32", *sizes), choose_block_ops(model.ops)
+    cache = Cache(layout, NUM_BLOCKS, CPU, staged=True, block_ops=block_ops)
     options = EngineConfig(block_size=BLOCK_SIZE, max_num_batched_tokens=24, check_invariants=True)
     runner = model if not recorded else RecordedModel(model, cache.layers, NUM_BLOCKS, 4, MAX_LEN, again)
     card = ModelInfo("tiny", "tiny", config.vocab_size, MAX_LEN)

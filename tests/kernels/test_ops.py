@@ -41,6 +41,12 @@ def test_cpus_get_kernels_with_every_operation() -> None:
     assert all(callable(getattr(ops, operation)) for operation in OPERATIONS)
 
 
+def test_gpus_get_kernels_with_every_operation() -> None:
+    ops: Ops = select(torch.device("cuda:1"))
+    assert ops is triton
+    assert all(callable(getattr(ops, operation)) for operation in OPERATIONS)
+
+
 def test_the_specification_is_an_implementation() -> None:
     ops: Ops = cpu  # the type checker compares every signature
     assert ops.silu_mul(torch.tensor([[0.0, 3.0]])).tolist() == [[0.0]]

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu.steps import Shape, Step, make_step
 from kernels import cpu
 from kernels.triton import decode
 from kernels.triton.attention import paged_attention
+from tests.kernels.cases import sampled
 
 SCALE = 0.2
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -25,7 +25,6 @@ SHAPES = st.builds(
 )
 QUERIES = st.one_of(st.integers(0, 8), st.integers(9, 70))
 SEQUENCES = st.lists(st.tuples(QUERIES, st.integers(0, 90)), min_size=1, max_size=4)
-CASES = {"queries": SEQUENCES, "shape": SHAPES, "window": st.sampled_from([0, 0, 1, 20])}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,24 +44,9 @@ def check(step: Step, window: int) -> None:
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
-def check_lengths(queries: list[tuple[int, int]], shape: Shape, window: int) -> None:
-    check(make_step([(count, count + earlier) for count, earlier in queries], shape), window)
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(**CASES)
+@sampled(25, queries=SEQUENCES, shape=SHAPES, window=st.sampled_from([0, 0, 1, 20]))
 def test_gives_what_is_specified(queries: list[tuple[int, int]], shape: Shape, window: int) -> None:
-    check_lengths(queries, shape, window)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@settings(max_examples=600, deadline=None)
-@given(**CASES)
-def test_gives_what_is_specified_in_many_cases(
-    queries: list[tuple[int, int]], shape: Shape, window: int
-) -> None:
-    check_lengths(queries, shape, window)
+    check(make_step([(count, count + earlier) for count, earlier in queries], shape), window)
 
 
 def test_poison_is_in_every_new_tensor() -> None:

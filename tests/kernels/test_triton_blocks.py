@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import specification
 from kernels.triton import blocks
+from tests.kernels.cases import sampled
 
 pytestmark = pytest.mark.usefixtures("poison")
-SAMPLED = settings(max_examples=12, deadline=None, derandomize=True)
 NUM_BLOCKS = 7
 SHAPE = {"rows": st.integers(1, 150), "head_dim": st.sampled_from([64, 80, 96, 128])}
 IDS = st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=4, unique=True)
@@ -23,8 +22,7 @@ def make_cache(rows: int, head_dim: int, dtype: torch.dtype = torch.float32) -> 
     return cache
 
 
-@SAMPLED
-@given(**SHAPE, ids=IDS, source=DTYPES, target=DTYPES)
+@sampled(12, **SHAPE, ids=IDS, source=DTYPES, target=DTYPES)
 def test_blocks_are_gathered_and_scattered_as_specified(
     rows: int, head_dim: int, ids: list[int], source: torch.dtype, target: torch.dtype
 ) -> None:
@@ -37,8 +35,7 @@ def test_blocks_are_gathered_and_scattered_as_specified(
     torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
 
 
-@SAMPLED
-@given(**SHAPE, ids=IDS)
+@sampled(12, **SHAPE, ids=IDS)
 def test_blocks_are_quantized_as_specified(rows: int, head_dim: int, ids: list[int]) -> None:
     cache, block_ids = make_cache(rows, head_dim), torch.tensor(ids, dtype=torch.int64)
     values, scales = blocks.quantize_blocks(cache, block_ids, torch.int8)
@@ -63,8 +60,7 @@ def test_int8_keeps_what_it_can() -> None:
     assert not found[[0, 2, 3, 5, 6]].any()
 
 
-@SAMPLED
-@given(**SHAPE)
+@sampled(12, **SHAPE)
 def test_float8_keeps_what_it_has_numbers_for(rows: int, head_dim: int) -> None:
     # Other numbers are for a GPU: the interpreter loses the carry when it rounds to this type.
     cache = make_cache(rows, head_dim).mul(64).to(torch.float8_e4m3fn).float()

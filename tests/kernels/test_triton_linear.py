@@ -2,19 +2,19 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import cpu
 from kernels.quantization import BLOCK_BYTES, BlockFormat, BlockWeight, Quantization
 from kernels.triton.linear import linear, pack_linear
+from tests.kernels.cases import sampled
 
 pytestmark = pytest.mark.usefixtures("poison")
 KINDS: list[Quantization] = ["int8", "int4"]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
+@sampled(
+    30,
     rows=st.integers(0, 70),
     num_inputs=st.integers(1, 200),
     num_outputs=st.integers(1, 150),

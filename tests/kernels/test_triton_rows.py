@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import cpu
 from kernels import triton as gpu
+from tests.kernels.cases import sampled
 
 pytestmark = pytest.mark.usefixtures("poison")
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
-SAMPLED = settings(max_examples=12, deadline=None, derandomize=True)
 DTYPES = st.sampled_from([torch.float32, torch.float16])
 ROWS = st.integers(0, 9)
 HEADS = st.integers(1, 8)
@@ -27,8 +26,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-@SAMPLED
-@given(rows=ROWS, width=st.integers(1, 1300), dtype=DTYPES)
+@sampled(12, rows=ROWS, width=st.integers(1, 1300), dtype=DTYPES)
 def test_norms_are_those_specified(rows: int, width: int, dtype: torch.dtype) -> None:
     x, residual = random(rows, width, dtype=dtype), random(rows, width, dtype=dtype, seed=1)
     weight = random(width, dtype=dtype, seed=2)
@@ -38,8 +36,7 @@ def test_norms_are_those_specified(rows: int, width: int, dtype: torch.dtype) ->
         close(found, wanted)
 
 
-@SAMPLED
-@given(rows=ROWS, heads=HEADS, head_dim=HEAD_DIMS, dtype=DTYPES)
+@sampled(12, rows=ROWS, heads=HEADS, head_dim=HEAD_DIMS, dtype=DTYPES)
 def test_heads_of_wider_rows_are_normed(rows: int, heads: int, head_dim: int, dtype: torch.dtype) -> None:
     x, weight = random(rows, heads + 3, head_dim, dtype=dtype)[:, 2:-1], random(head_dim, dtype=dtype, seed=1)
     close(gpu.rms_norm(x, weight, 1e-5), cpu.rms_norm(x, weight, 1e-5))
@@ -50,8 +47,7 @@ def test_norm_of_half_precision_does_not_overflow() -> None:
     assert gpu.rms_norm(x, torch.ones(8, dtype=torch.float16), 1e-5).tolist() == [[1.0] * 8]
 
 
-@SAMPLED
-@given(rows=ROWS, groups=HEADS, per_group=st.integers(1, 8), head_dim=HEAD_DIMS, dtype=DTYPES)
+@sampled(12, rows=ROWS, groups=HEADS, per_group=st.integers(1, 8), head_dim=HEAD_DIMS, dtype=DTYPES)
 def test_rotary_is_that_specified_and_touches_nothing_else(
     rows: int, groups: int, per_group: int, head_dim: int, dtype: torch.dtype
 ) -> None:
@@ -69,9 +65,14 @@ def test_rotary_is_that_specified_and_touches_nothing_else(
     assert torch.equal(v, old_v)
 
 
-@SAMPLED
-@given(rows=st.integers(0, 20), groups=HEADS, head_dim=HEAD_DIMS, block_size=st.sampled_from([16, 32, 64]))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@sampled(
+    24,
+    dtype=DTYPES,
+    rows=st.integers(0, 20),
+    groups=HEADS,
+    head_dim=HEAD_DIMS,
+    block_size=st.sampled_from([16, 32, 64]),
+)
 def test_keys_and_values_are_stored_in_their_slots_alone(
     dtype: torch.dtype, rows: int, groups: int, head_dim: int, block_size: int
 ) -> None:
@@ -85,8 +86,7 @@ def test_keys_and_values_are_stored_in_their_slots_alone(
     torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
 
 
-@SAMPLED
-@given(rows=ROWS, width=st.integers(1, 2100), dtype=DTYPES)
+@sampled(12, rows=ROWS, width=st.integers(1, 2100), dtype=DTYPES)
 def test_the_gate_is_that_specified(rows: int, width: int, dtype: torch.dtype) -> None:
     gate_up = random(rows, 2 * width, dtype=dtype)
     close(gpu.silu_mul(gate_up), cpu.silu_mul(gate_up))

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import specification
 from kernels.triton import sampling
+from tests.kernels.cases import sampled
 
 pytestmark = pytest.mark.usefixtures("poison")
 SEQUENCE = st.tuples(
@@ -29,8 +29,7 @@ def choices_of(sequences: list[tuple[float, float, int, float, float]]) -> Tenso
     return torch.tensor(sequences, dtype=torch.float64)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(sequences=st.lists(SEQUENCE, min_size=1, max_size=4), num_tokens=st.sampled_from([1, 50, 5000]))
+@sampled(25, sequences=st.lists(SEQUENCE, min_size=1, max_size=4), num_tokens=st.sampled_from([1, 50, 5000]))
 def test_draws_what_is_specified(
     sequences: list[tuple[float, float, int, float, float]], num_tokens: int
 ) -> None:
@@ -71,8 +70,8 @@ def test_tokens_come_as_often_as_their_probabilities_say() -> None:
     assert counts.tolist() == [10, 20, 0, 50]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
+@sampled(
+    12,
     tokens=st.lists(st.tuples(st.integers(0, 59), st.integers(0, 2), st.booleans()), max_size=40),
     repetition=st.sampled_from([1.0, 1.3, 0.5]),
     presence=st.sampled_from([0.0, 0.8]),
