@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionBatch, LayerWeights, LinearWeight, cpu, native
+from kernels.memory import in_large_pages
 from kernels.native import library
 from kernels.quantization import Quantization
 
@@ -34,7 +35,7 @@ WEIGHTS: tuple[tuple[torch.dtype, Quantization | None], ...] = (
     (torch.bfloat16, "int8"),
     (torch.bfloat16, "int4"),
 )
-LINEAR_ROWS = (1, 8, 32, 128, 512)
+LINEAR_ROWS = (1, 8, 16, 32, 128, 512)
 ATTENTION = ((1, 512, 1), (1, 2048, 1), (1, 256, 32), (128, 128, 1), (512, 512, 1), (512, 2048, 1))
 STEPS = ((1, 1), (1, 512), (1, 2048), (128, 128), (512, 512), (2048, 2048))
 PROBE_ROUNDS = 200_000
@@ -67,7 +68,7 @@ class Bench:
         self.repeats = repeats
         self.floors = Floors()
         self.results: list[Result] = []
-        self._region = torch.ones(64 << 20)  # 256 MiB
+        self._region = torch.frombuffer(in_large_pages(256 << 20), dtype=torch.float32).fill_(1)
 
     def probe(self) -> None:
         """The best of all so far."""

@@ -33,6 +33,7 @@ from common.outputs import tokens_of
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.startup import Setup, build_engine
 from kernels import LinearWeight, native
+from kernels.memory import in_large_pages
 from kernels.native import library
 
 SHAPES = ((1, 64), (1, 512), (1, 2048), (4, 256), (8, 256), (16, 256), (32, 256), (32, 512))
@@ -161,7 +162,8 @@ def bytes_per_token(engine: Engine) -> float:
 
 def read_rate(num_threads: int) -> float:
     """Bytes per second that as many threads read from memory together, at best."""
-    region = torch.ones(num_threads, PROBE_BYTES // 4)
+    memory = in_large_pages(num_threads * PROBE_BYTES)
+    region = torch.frombuffer(memory, dtype=torch.float32).view(num_threads, -1).fill_(1)
     best = math.inf
     with ThreadPoolExecutor(num_threads) as threads:
         for _ in range(10):

@@ -7,7 +7,6 @@ the bytes of a position's scale follow its D numbers.
 """
 
 import math
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +19,13 @@ from common.device_blocks import WORD_BYTES, DeviceBlocks
 from common.messages import PROTOCOL_VERSION, Layout
 from common.staging import BlockOps, Staging, runs
 from kernels import specification
+from kernels.memory import in_large_pages
 
 SCALE_BYTES = 4  # behind the numbers of one position of one head, where they are whole numbers
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CACHE_DTYPES = DTYPES | {"int8": torch.int8}
 AUTOMATIC_BYTES = 1 << 30  # at most, in main memory: it is shared with other workers and other programs
 AUTOMATIC_SHARE = 0.2  # of the main memory at hand
-PAGES_AT_ONCE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)  # Linux has it
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -101,10 +100,8 @@ def device_bytes(share: float, total: int, free: int, held: int, step_bytes: int
 
 
 class Cache:
-    """In main memory all its pages are asked for at the start: getting them one by one, when a block is first
-    written, takes longer than writing it.
-    On a device the bytes of blocks travel by way of main memory (``common.staging``), or from where they are;
-    ``staged`` asks for that anywhere."""
+    """On a device the bytes of blocks travel by way of main memory (``common.staging``), or from where they
+    are; ``staged`` asks for that anywhere."""
 
     def __init__(
         self,
@@ -124,9 +121,8 @@ class Cache:
         self._bytes: memoryview | None = None
         if device.type == "cpu" and not staged:
             num_bytes = math.prod(shape) * dtype.itemsize
-            memory = mmap.mmap(-1, num_bytes, flags=PAGES_AT_ONCE)
-            self._bytes = memoryview(memory)
-            self.data = torch.frombuffer(memory, dtype=dtype).view(shape)
+            self._bytes = in_large_pages(num_bytes)
+            self.data = torch.frombuffer(self._bytes, dtype=dtype).view(shape)
         else:
             # One block more, the last, is nobody's: recorded steps write there what fills them up.
             self.data = torch.zeros((num_blocks + 1, *shape[1:]), dtype=dtype, device=device)

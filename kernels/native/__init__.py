@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionBatch, Forward, LayerWeights, LinearWeight
+from kernels.memory import regions, round_up
 from kernels.native.build import BuildError
 from kernels.native.decoder import Decoder
 from kernels.native.library import BLOCKS, DTYPES, KINDS, Attention, Rows, Weight, choose, load
@@ -36,7 +37,6 @@ __all__ = [
     "store_kv",
 ]
 PANEL_OUTPUTS = 64  # outputs are padded to this: PANEL * PANEL_GROUP
-ALIGNMENT = 64
 
 
 def available() -> str | None:
@@ -71,7 +71,8 @@ def pack_linear(
         source, source_type = weight.contiguous(), DTYPES[weight.dtype]
         if kind is not None:
             check_range(float(weight.abs().max()), kind)
-    data = aligned(round_up(num_outputs, PANEL_OUTPUTS) * bytes_per_output(num_inputs, kind or weight.dtype))
+    num_bytes = round_up(num_outputs, PANEL_OUTPUTS) * bytes_per_output(num_inputs, kind or weight.dtype)
+    data = regions().take(num_bytes)
     number = KINDS[kind or weight.dtype]
     load().baton_pack(source.data_ptr(), source_type, num_outputs, num_inputs, number, data.data_ptr())
     wide_bias = None
@@ -242,14 +243,3 @@ def with_whole_rows(x: Tensor) -> Tensor:
 
 def check_cache(cache: Tensor) -> None:
     assert cache[0].is_contiguous(), "only the block dimension of a cache may be strided"
-
-
-def round_up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
-
-
-def aligned(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8 that begins at a cache line."""
-    whole = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
-    offset = -whole.data_ptr() % ALIGNMENT
-    return whole[offset : offset + num_bytes]

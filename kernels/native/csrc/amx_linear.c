@@ -151,25 +151,51 @@ static void zero_results(void)
 
 /* ---- blocks ---- */
 
-/* 16 + `lower` rows by two panels */
-static void multiply_many(const struct tiled *t, int64_t row, int lower, struct panels w, int64_t panel)
+INLINE void add_many(const char *x, int64_t x_stride, struct panels w, int64_t steps)
 {
-    const char *x = t->x + row * t->x_stride, *below = x + 16 * t->x_stride;
-    zero_results();
-    for (int64_t s = 0; s < t->steps; s++) {
+    const char *below = x + 16 * x_stride;
+    for (int64_t s = 0; s < steps; s++) {
         TILE_LOAD(6, w.data + s * TILE_BYTES, 64);
-        TILE_LOAD(4, x + s * 64, t->x_stride);
+        TILE_LOAD(4, x + s * 64, x_stride);
         TILE_MULTIPLY(0, 4, 6);
         TILE_LOAD(7, w.data + w.stride + s * TILE_BYTES, 64);
         TILE_MULTIPLY(1, 4, 7);
-        TILE_LOAD(5, below + s * 64, t->x_stride);
+        TILE_LOAD(5, below + s * 64, x_stride);
         TILE_MULTIPLY(2, 5, 6);
         TILE_MULTIPLY(3, 5, 7);
     }
+}
+
+INLINE void store_many(const struct tiled *t, int64_t row, int lower, int64_t panel, int64_t apart)
+{
     STORE_RESULTS(0, row, 16, panel);
-    STORE_RESULTS(1, row, 16, panel + 1);
+    STORE_RESULTS(1, row, 16, panel + apart);
     STORE_RESULTS(2, row + 16, lower, panel);
-    STORE_RESULTS(3, row + 16, lower, panel + 1);
+    STORE_RESULTS(3, row + 16, lower, panel + apart);
+}
+
+/* 16 + `lower` rows by two panels */
+static void multiply_many(const struct tiled *t, int64_t row, int lower, struct panels w, int64_t panel)
+{
+    zero_results();
+    add_many(t->x + row * t->x_stride, t->x_stride, w, t->steps);
+    store_many(t, row, lower, panel, 1);
+}
+
+/* All rows, 16 + `lower`, by two panels of quantized weights: unpacked for these alone, they need no more room than the
+ * nearest cache has. */
+static void multiply_once(const struct tiled *t, int lower, int64_t panel, int64_t apart)
+{
+    const char *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
+    char buffer[2 * FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
+    zero_results();
+    for (int64_t s = 0; s < t->steps; s += FEW_STEPS) {
+        for (int p = 0; p < 2; p++)
+            unpack_tiles(data + (size_t)(p * apart) * t->bytes, t->job->weight->kind, s, FEW_STEPS,
+                         buffer + p * FEW_STEPS * TILE_BYTES);
+        add_many(t->x + s * 64, t->x_stride, (struct panels){buffer, FEW_STEPS * TILE_BYTES}, FEW_STEPS);
+    }
+    store_many(t, 0, lower, panel, apart);
 }
 
 INLINE void add_few(const char *x, int64_t x_stride, struct panels w, int64_t steps)
@@ -217,6 +243,14 @@ static void tile_panels(void *context, int64_t item)
     const struct tiled *t = context;
     int64_t first = item * t->job->panels_per_item;
     int64_t end = min_int(first + t->job->panels_per_item, count_panels(t->job->weight->num_outputs));
+    if (is_quantized(t->job->weight->kind) && t->job->num_rows > 16 && t->job->num_rows <= 32) {
+        int lower = (int)t->job->num_rows - 16;
+        configure_tiles(16, lower);
+        for (int64_t panel = first, apart = (end - first) / 2; panel < first + apart; panel++)
+            multiply_once(t, lower, panel, apart);
+        TILE_RELEASE();
+        return;
+    }
     int64_t rest = t->job->num_rows % 32, whole = t->job->num_rows - rest, lower = rest > 16 ? rest - 16 : 0;
     if (whole > 0)
         configure_tiles(16, 16);

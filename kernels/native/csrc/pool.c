@@ -12,13 +12,14 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 #include "baton.h"
 
-enum { MAX_THREADS = 256, SPINS = 500 };
+enum { MAX_THREADS = 256, SPINS = 500, LARGE_PAGE = 2 << 20 };
 #define CLOSED 0x80000000u
 
 static struct {
@@ -235,14 +236,28 @@ static struct memory *memory_of_thread(void)
     return memory;
 }
 
+/* Where it fails, pages are small. */
+static void ask_for_large_pages(void *data, size_t bytes)
+{
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    madvise(data, bytes, MADV_HUGEPAGE);
+#else
+    (void)data;
+    (void)bytes;
+#endif
+}
+
 void *scratch(int slot, size_t bytes)
 {
     struct memory *memory = memory_of_thread();
     if (memory->bytes[slot] < bytes) {
-        size_t rounded = (bytes + bytes / 2 + 4095) & ~(size_t)4095;
+        size_t wanted = bytes + bytes / 2, page = wanted >= LARGE_PAGE ? LARGE_PAGE : 4096;
+        size_t rounded = (wanted + page - 1) & ~(page - 1);
         free(memory->data[slot]);
-        if (posix_memalign(&memory->data[slot], 4096, rounded) != 0)
+        if (posix_memalign(&memory->data[slot], page, rounded) != 0)
             abort(); /* the caller could only fail as well */
+        if (page == LARGE_PAGE)
+            ask_for_large_pages(memory->data[slot], rounded);
         memory->bytes[slot] = rounded;
     }
     return memory->data[slot];
