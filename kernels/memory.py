@@ -4,6 +4,7 @@ virtual machine most of it."""
 import mmap
 from contextlib import suppress
 from functools import cache
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -30,15 +31,17 @@ class Regions:
     """Hands out pieces of large regions; a region goes when all its pieces are gone."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8 that begins at a cache line."""
         if num_bytes > REGION_BYTES // 4:
             return torch.frombuffer(in_large_pages(num_bytes), dtype=torch.uint8)
-        if num_bytes > len(self._rest):
-            self._rest = torch.frombuffer(in_large_pages(REGION_BYTES), dtype=torch.uint8)
-        piece, self._rest = self._rest[:num_bytes], self._rest[round_up(num_bytes, ALIGNMENT) :]
+        with self._lock:
+            if num_bytes > len(self._rest):
+                self._rest = torch.frombuffer(in_large_pages(REGION_BYTES), dtype=torch.uint8)
+            piece, self._rest = self._rest[:num_bytes], self._rest[round_up(num_bytes, ALIGNMENT) :]
         return piece
 
 
