@@ -17,7 +17,7 @@ RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch=
 
 ARG EXTRAS=ucx
 COPY . /src
-RUN pip install --no-cache-dir "/src${EXTRAS:+[$EXTRAS]}" && cd / && python -P -m kernels.native /opt/baton/kernels.so
+RUN pip install --no-cache-dir "/src${EXTRAS:+[$EXTRAS]}" && cd / && python -P -m kernels.native /opt/baton/kernels
 
 FROM ${BASE_IMAGE}
 # Nothing that builds, but for GPUs: Triton compiles what launches its kernels where they run.
@@ -29,7 +29,7 @@ COPY --from=build /opt/baton /opt/baton
 
 ENV PATH=/opt/baton/bin:$PATH \
     BATON_CACHE_DIR=/var/cache/baton \
-    BATON_NATIVE_LIBRARY=/opt/baton/kernels.so \
+    BATON_NATIVE_DIR=/opt/baton/kernels \
     PYTHONUNBUFFERED=1
 VOLUME /var/cache/baton
 USER baton

@@ -26,7 +26,7 @@ OTHER_VARIABLES = {
     "BATON_LOG_LEVEL": "debug, info, warning or error",
     "BATON_CACHE_DIR": "directory of downloaded and converted models; default: ~/.cache/baton",
     "BATON_NATIVE_ISA": "instruction set of the CPU kernels; default: the best that the machine has",
-    "BATON_NATIVE_LIBRARY": "CPU kernels that python -m kernels.native FILE wrote; default: compiled",
+    "BATON_NATIVE_DIR": "where python -m kernels.native DIRECTORY put the CPU kernels; default: compiled",
     "BATON_URL": "server that baton complete talks to, as --url",
 }
 

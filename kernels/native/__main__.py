@@ -1,5 +1,5 @@
 """Compile the kernels ahead of their first use, and say which instruction set will run. With the name of a
-file: into that file, which ``BATON_NATIVE_LIBRARY`` names later, where there is no compiler."""
+directory: into that, which ``BATON_NATIVE_DIR`` names later, where there is no compiler."""
 
 import os
 import sys
@@ -10,10 +10,10 @@ from kernels.native import build
 
 if len(sys.argv) > 1:
     try:
-        build.build(Path(sys.argv[1]).absolute(), ())
+        build.prepare(Path(sys.argv[1]))
     except (build.BuildError, OSError) as error:
         sys.exit(str(error))
-    os.environ[build.LIBRARY_VARIABLE] = sys.argv[1]
+    os.environ[build.DIRECTORY_VARIABLE] = sys.argv[1]
 reason = native.available()
 if reason is not None:
     sys.exit(reason)

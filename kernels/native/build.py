@@ -3,8 +3,8 @@
 The library's name in the cache directory (``BATON_CACHE_DIR``, or ``baton`` in the user's cache) is a hash of
 the sources, the compiler and the options, so that it is rebuilt exactly when one of them changes. ``isa.c``
 is compiled once for each instruction set; which of them runs is decided by the processor when the library is
-loaded. ``python -m kernels.native`` does the same ahead of time; with ``BATON_NATIVE_LIBRARY`` the library is
-the file named there, and no compiler is needed."""
+loaded. ``python -m kernels.native`` does the same ahead of time; with the name of a directory it puts the
+library there, where ``BATON_NATIVE_DIR`` lets it be found without a compiler."""
 
 import hashlib
 import logging
@@ -46,7 +46,7 @@ X86_SETS = {
     "avx512": AVX512_FLAGS,
     "amx": ("-DISA_AMX", *AVX512_FLAGS, "-mavx512bf16", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"),
 }
-LIBRARY_VARIABLE = "BATON_NATIVE_LIBRARY"
+DIRECTORY_VARIABLE = "BATON_NATIVE_DIR"
 FLAGS_VARIABLE = "BATON_NATIVE_CFLAGS"  # added to the others, for sanitizers and experiments
 COMPILE_TIMEOUT_S = 600.0  # a busy small machine needs about one minute
 
@@ -86,8 +86,8 @@ def compiler() -> str:
 
 def library() -> Path:
     """The compiled library, made if it is not in the cache yet. ``BuildError`` when it cannot be made."""
-    if prepared := os.environ.get(LIBRARY_VARIABLE):
-        return Path(prepared)
+    if directory := os.environ.get(DIRECTORY_VARIABLE):
+        return prepared(Path(directory))
     extra_flags = tuple(os.environ.get(FLAGS_VARIABLE, "").split())
     try:
         path = cache_directory() / f"kernels-{fingerprint(extra_flags)}.so"
@@ -99,6 +99,20 @@ def library() -> Path:
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"kernels cannot be compiled: {error}") from error
     return path
+
+
+def prepared(directory: Path) -> Path:
+    """The library that was made beforehand; its name tells of which sources: another one would crash."""
+    path = directory / f"kernels-{source_hash()}.so"
+    if not path.is_file():
+        raise BuildError(f"{DIRECTORY_VARIABLE}={directory} has no kernels of this version ({path.name})")
+    return path
+
+
+def prepare(directory: Path) -> None:
+    """Make what ``prepared`` finds. ``BuildError`` when it cannot be made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    build(directory.absolute() / f"kernels-{source_hash()}.so", ())
 
 
 def cache_directory() -> Path:
@@ -117,6 +131,12 @@ def fingerprint(extra_flags: tuple[str, ...]) -> str:
     ).stdout
     digest = hashlib.sha256(version)
     digest.update(repr((COMMON_FLAGS, extra_flags, units(), platform.machine())).encode())
+    digest.update(source_hash().encode())
+    return digest.hexdigest()[:20]
+
+
+def source_hash() -> str:
+    digest = hashlib.sha256()
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:20]

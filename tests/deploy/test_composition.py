@@ -52,7 +52,11 @@ class Composition(NamedTuple):
 
     def containers(self, *services: str) -> list[dict[str, Any]]:
         """As the engine describes them."""
-        found = self.compose("ps", "--quiet", *services).split()
+        found: list[str] = []
+        for service in services:
+            labels = {"project": PROJECT, "service": service}
+            filters = [f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items()]
+            found += self.engine.docker("ps", "--all", "--quiet", *filters).split()
         described: list[dict[str, Any]] = json.loads(self.engine.docker("inspect", *found))
         return described
 

@@ -11,6 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 100.0
 AVAILABLE = "from kernels import native; print(native.available())"
 LIBRARY = "from kernels.native import build; print(build.library())"
+PREPARE = "import sys, pathlib; from kernels.native import build; build.prepare(pathlib.Path(sys.argv[1]))"
 
 # Stands for a compiler: writes a line for each object and each library that it is asked for.
 RECORDER = """#!/bin/sh
@@ -88,14 +89,23 @@ def test_other_flags_make_another_library(tmp_path: Path, recorder: Path) -> Non
     )
 
 
-def test_a_library_made_beforehand_needs_no_compiler(tmp_path: Path) -> None:
-    env = environment(tmp_path, "", PATH=str(tmp_path), BATON_NATIVE_LIBRARY="/made/before.so")
-    assert finish(start(LIBRARY, env)) == "/made/before.so"
+def test_a_library_made_beforehand_needs_no_compiler(tmp_path: Path, recorder: Path) -> None:
+    directory = str(tmp_path / "made")
+    subprocess.run(
+        [sys.executable, "-c", PREPARE, directory],
+        cwd=REPOSITORY,
+        env=environment(tmp_path, str(recorder), RECORD=str(tmp_path / "log")),
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    env = environment(tmp_path, "", PATH=str(tmp_path), BATON_NATIVE_DIR=directory)
+    assert Path(finish(start(LIBRARY, env))).parent == Path(directory)
 
 
-def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
-    env = environment(tmp_path, "", BATON_NATIVE_LIBRARY=str(tmp_path / "nowhere.so"))
-    assert "nowhere.so" in finish(start(AVAILABLE, env))
+def test_a_library_of_other_sources_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "kernels-0123456789abcdef0123.so").touch()
+    env = environment(tmp_path, "", BATON_NATIVE_DIR=str(tmp_path))
+    assert "no kernels of this version" in finish(start(AVAILABLE, env))
 
 
 @pytest.mark.skipif(

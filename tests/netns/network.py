@@ -10,6 +10,7 @@ when the next one starts: names carry the process that made them.
 """
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -36,7 +37,8 @@ class Network:
 
     def __init__(self) -> None:
         sweep()
-        self._prefix = f"{PREFIX}{os.getpid()}-"
+        self._token = secrets.token_hex(2)
+        self._prefix = f"{PREFIX}{os.getpid()}-{self._token}-"
         self._switch = f"{self._prefix}switch"
         self._subnet = free_subnet()
         self._homes: dict[str, Home] = {}
@@ -51,14 +53,14 @@ class Network:
         ip("netns", "add", self._switch)
         ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
         ip("-n", self._switch, "link", "set", "bridge", "up")
-        client = f"bt{os.getpid()}"  # names of interfaces have 15 characters at most
+        client = f"bt{self._token}{os.getpid()}"  # names of interfaces have 15 characters at most
         ip("link", "add", client, "type", "veth", "peer", "name", "client", "netns", self._switch)
         ip("addr", "add", f"{self._subnet}.1/24", "dev", client)
         ip("link", "set", client, "up")
         self._plug("client")
 
     def _plug(self, port: str) -> None:
-        ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
+        ip("-n", self._switch, "link", "set", "dev", port, "master", "bridge", "up")
 
     def close(self) -> None:
         for namespace in (*(home.namespace for home in self._homes.values()), self._switch):
@@ -79,7 +81,7 @@ class Network:
             ip("netns", "add", home.namespace)
             ip("-n", home.namespace, "link", "set", "lo", "up")
             eth0 = ("eth0", "netns", home.namespace)
-            ip("-n", self._switch, "link", "add", name, "type", "veth", "peer", "name", *eth0)
+            ip("-n", self._switch, "link", "add", "name", name, "type", "veth", "peer", "name", *eth0)
             ip("-n", home.namespace, "addr", "add", f"{home.address}/24", "dev", "eth0")
             ip("-n", home.namespace, "link", "set", "eth0", "up")
             self._plug(name)
@@ -100,11 +102,11 @@ class Network:
     @contextmanager
     def unplugged(self, name: str) -> Iterator[None]:
         """Nobody reaches the node, and it reaches nobody."""
-        ip("-n", self._switch, "link", "set", name, "down")
+        ip("-n", self._switch, "link", "set", "dev", name, "down")
         try:
             yield
         finally:
-            ip("-n", self._switch, "link", "set", name, "up")
+            ip("-n", self._switch, "link", "set", "dev", name, "up")
 
     @contextmanager
     def apart(self, *names: str) -> Iterator[None]:
@@ -117,7 +119,7 @@ class Network:
 
     def _isolate(self, names: tuple[str, ...], isolated: str) -> None:
         for name in names:
-            ip("-n", self._switch, "link", "set", name, "type", "bridge_slave", "isolated", isolated)
+            ip("-n", self._switch, "link", "set", "dev", name, "type", "bridge_slave", "isolated", isolated)
 
     @contextmanager
     def slowed(self, name: str, rate: str) -> Iterator[None]:
