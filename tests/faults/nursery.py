@@ -27,7 +27,7 @@ class Forked:
         self._argv = argv
         self._code: int | None = None
         with log.open("ab") as output:
-            self.pid = forking.fork(nursery(frozenset(own.items())), argv[1:], output.fileno(), PATIENCE_S)
+            self.pid = forking.fork(nursery(frozenset(own.items()))[0], argv[1:], output.fileno(), PATIENCE_S)
 
     def poll(self) -> int | None:
         if self._code is None:
@@ -55,13 +55,13 @@ class Forked:
 
 
 @cache
-def nursery(environment: frozenset[tuple[str, str]]) -> socket.socket:
-    """Where to ask for workers with ``environment``; the nursery ends with this process."""
+def nursery(environment: frozenset[tuple[str, str]]) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """Where to ask for workers with ``environment``, and who answers; the nursery ends with this process."""
     forking.adopt_orphans()
     requests, theirs = forking.open_requests()
     with theirs:
         # Its end is noticed when it is asked, and it is this process's to reap at its own.
-        subprocess.Popen(
+        process = subprocess.Popen(
             [
                 *(sys.executable, "-IS", str(LAUNCH), str(os.getpid())),
                 *forking.nursery_argv(theirs.fileno(), MODULES),
@@ -71,4 +71,4 @@ def nursery(environment: frozenset[tuple[str, str]]) -> socket.socket:
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
-    return requests
+    return requests, process
