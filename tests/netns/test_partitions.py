@@ -39,7 +39,7 @@ async def test_two_workers_that_do_not_reach_each_other_both_serve_with_others(
     town: Town, visitor: Visitor
 ) -> None:
     async def failed() -> float:
-        counters = (await town.cluster.workers())["p1"]["counters"]
+        counters: dict[str, float] = (await town.cluster.workers())["p1"]["counters"]
         return sum(count for name, count in counters.items() if name.startswith("transfers_failed_total"))
 
     async def more_failed() -> bool:
