@@ -45,6 +45,7 @@ async def join_and_leave(town: Town, visitor: Visitor, name: str, pairs: tuple[t
         await visitor.is_told(6)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_comes_back_at_another_address_is_found_there(
     town: Town, visitor: Visitor
 ) -> None:

@@ -55,6 +55,7 @@ async def test_two_workers_that_do_not_reach_each_other_both_serve_with_others(
     await visitor.meets(("p1", "d1"), seed=200)
 
 
+@pytest.mark.slow
 async def test_a_decode_worker_that_only_the_proxy_does_not_reach_is_replaced(
     town: Town, visitor: Visitor
 ) -> None:
