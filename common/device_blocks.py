@@ -13,8 +13,8 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlocks:
-    """Each of ``tensors`` is a whole block, [block_bytes] uint8: however blocks lie at either end, a piece that
-    is a block fits."""
+    """Each of ``tensors`` is a whole block, [block_bytes] uint8: however blocks lie at either end, a piece
+    that is a block fits."""
 
     tensors: Sequence[Tensor]
 
@@ -33,7 +33,7 @@ class DeviceBlocks:
 
 
 def _sum_of(words: Tensor) -> Tensor:
-    """Modulo 2^64, with weights 1, 3, 5, ... by place. The upper half of a word is brought into its lower half
-    first: changes of high bits alone would be the same with any weight."""
+    """Modulo 2^64, with weights 1, 3, 5, ... by place. The upper half of a word is brought into its lower
+    half first: changes of high bits alone would be the same with any weight."""
     mixed = words ^ ((words >> 32) & 0xFFFFFFFF)
     return (mixed * torch.arange(1, 2 * len(words), 2, device=words.device)).sum()
