@@ -53,9 +53,9 @@ model: venv
 serve: venv
 	@exec $(BIN)/baton serve $(ARGS)
 
-# Two at a time: tests that start processes one after the other, all others beside them.
+# Two files at a time.
 test: venv model
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 chaos: venv
 	@$(BIN)/python -m tests.faults.chaos --seconds $(SECONDS) --seed $(SEED) $(ARGS)

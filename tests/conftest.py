@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -10,16 +9,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if shutil.which("nvidia-smi") is None:  # Triton asks where kernels are defined: here it interprets them
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-START_PROCESSES = ("api", "benchmarks", "control_plane", "faults", "netns", "system")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start whole systems run one after the other, even where several tests run at once."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.relative_to(here).parts[0] in START_PROCESSES:
-            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
 @pytest.fixture(autouse=True)
