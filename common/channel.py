@@ -187,7 +187,7 @@ class WorkerChannel:
         while _event_of(await self._events.receive()) != zmq.EVENT_DISCONNECTED:
             self.num_strangers += 1
             if self.num_strangers == 1:
-                text = "somebody without our secret was refused at %s; others are counted, not told of"
+                text = "most likely somebody without our secret was refused at %s; others are only counted"
                 logger.warning(text, self.address)
         self._inbox.look()  # lets the socket forget the dead connection before the next send
 
@@ -301,7 +301,7 @@ class ProxyChannel:
     def _note_event(self, event: int) -> None:
         if event & HANDSHAKE_FAILED and not self._was_turned_away:
             self._was_turned_away = True  # told once, though it will go on trying
-            text = "proxy %s and this worker do not have the same secret: see --secret-file"
+            text = "no session with proxy %s: most likely we do not have the same secret, see --secret-file"
             logger.error(text, self.address)
         self._broken = self._broken or "connection lost"
 
