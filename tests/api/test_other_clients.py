@@ -48,5 +48,6 @@ def test_a_load_tool_runs_unchanged(system: Server, tmp_path: Path) -> None:
     same_torch = f"torch=={version('torch')}"  # it would fetch the one with gigabytes of CUDA
     run(install("guidellm==0.8.1", "guidellm", same_torch), "run", *words, "--disable-console-interactive")
     (benchmark,) = json.loads(output.read_text())["benchmarks"]
-    made = benchmark["scheduler_metrics"]["requests_made"]  # its metrics leave out what ends at the very end
-    assert (made["successful"], made["errored"]) == (6, 0), made
+    made = benchmark["scheduler_metrics"]["requests_made"]
+    assert made["errored"] == made["incomplete"] == 0, made
+    assert made["successful"] >= 4, made  # of six: it does not count all that are under way when it stops
