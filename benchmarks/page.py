@@ -9,7 +9,6 @@ closes the page for some seconds each, several times. Needs Chromium and its chr
 
 import argparse
 import re
-import shutil
 import sys
 import threading
 import time
@@ -22,18 +21,12 @@ import httpx
 import psutil
 from selenium import webdriver
 
+from benchmarks import chromium
 from benchmarks.server import Server, serving
 from proxy.live import NUM_RECENT
 
 SETTLE_S = 5.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 16
-OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-dev-shm-usage",
-    "--disable-gpu",
-    "--window-size=1400,1500",
-)
 PAINTS = "return performance.getEntriesByType('paint').map((entry) => [entry.name, entry.startTime])"
 BYTES = """return performance.getEntries()
   .filter((entry) => entry.encodedBodySize && !entry.name.includes('events'))
@@ -74,30 +67,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--phase-s", type=float, default=20.0, help="how long the page is open, and closed")
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second meanwhile")
     options = parser.parse_args(argv)
-    with serving() as server, browser() as chrome:
+    programs = chromium.installed()
+    if programs is None:
+        raise SystemExit("no Chromium with its chromedriver here")
+    with serving() as server, chromium.running(programs) as chrome:
         for _ in range(NUM_RECENT):
             request(server)
         with load(server, options.rate):
             print(measure(server, chrome, options.rounds, options.phase_s).text())
     return 0
-
-
-@contextmanager
-def browser() -> Iterator[webdriver.Chrome]:
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    program = next((path for name in names if (path := shutil.which(name))), None)
-    driver = shutil.which("chromedriver")
-    if program is None or driver is None:
-        raise SystemExit("no Chromium with its chromedriver here")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for option in OPTIONS:
-        options.add_argument(option)
-    chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    try:
-        yield chrome
-    finally:
-        chrome.quit()
 
 
 def measure(server: Server, chrome: webdriver.Chrome, rounds: int, phase_s: float) -> Found:

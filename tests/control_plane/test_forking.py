@@ -16,7 +16,7 @@ import pytest
 from control_plane import forking
 from control_plane.child import Command
 from control_plane.forking import Nursery, Patience
-from tests.control_plane.test_supervisor import PATIENCE_S, Lines, gone, is_alive, supervisor
+from tests.control_plane.test_supervisor import PATIENCE_S, Lines, dies_with_supervisor, is_alive, supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -200,16 +200,7 @@ async def test_forked_workers_do_not_outlive_a_killed_supervisor(modules: Path) 
 
         asyncio.run(main())
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", textwrap.dedent(program), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE_S):
-        pid = int(await process.stdout.readline())
-        assert await process.stdout.readline() == b"up\n"
-    process.kill()
-    await process.wait()
-    await gone(pid)
+    await dies_with_supervisor(program)
 
 
 def test_workers_with_other_environments_get_other_nurseries(modules: Path) -> None:

@@ -257,6 +257,11 @@ async def test_children_do_not_outlive_a_killed_supervisor() -> None:
 
         asyncio.run(main())
     """
+    await dies_with_supervisor(program)
+
+
+async def dies_with_supervisor(program: str) -> None:
+    """``program`` starts a process, prints its pid and then, in its name, ``up``; it is killed here."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", textwrap.dedent(program), stdout=subprocess.PIPE
     )

@@ -1,7 +1,6 @@
 """A real browser, where the machine has one."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -12,35 +11,21 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
+from benchmarks import chromium
 from tests.proxy.conftest import System
 
 WAIT_S = 60.0
-OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-dev-shm-usage",
-    "--disable-gpu",
-    "--window-size=1400,1500",
-)
 
 
 @pytest.fixture(scope="session")
 def chrome() -> Iterator[webdriver.Chrome]:
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    browser = next((found for name in names if (found := shutil.which(name))), None)
-    driver = shutil.which("chromedriver")
-    if browser is None or driver is None:
+    programs = chromium.installed()
+    if programs is None:
         pytest.skip(
             "no Chromium with its chromedriver here (Debian: apt-get install chromium chromium-driver)"
         )
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for option in OPTIONS:
-        options.add_argument(option)
-    chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield chrome
-    chrome.quit()
+    with chromium.running(programs) as chrome:
+        yield chrome
 
 
 class Page:
