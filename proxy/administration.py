@@ -67,11 +67,10 @@ def _find(registry: Registry, name: str) -> Worker:
 
 def _describe(worker: Worker) -> dict[str, Any]:
     status = worker.status
-    state = "draining" if worker.state == "ready" and worker.draining else worker.state
     return {
         "name": worker.name,
         "role": worker.role,
-        "state": state,
+        "state": worker.shown_state,
         "reason": worker.reason or None,
         "trusted": worker.breaker.allows(time.monotonic()),
         "incarnation": worker.incarnation,

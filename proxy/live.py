@@ -162,10 +162,7 @@ class Live:
 def _describe(known: _Known, now: float) -> Json:
     worker, status = known.worker, known.worker.status
     load = status.load
-    if known.lost_at is not None:
-        state = "lost"
-    else:
-        state = "draining" if worker.state == "ready" and worker.draining else worker.state
+    state = worker.shown_state if known.lost_at is None else "lost"
     return {
         "id": worker.incarnation,
         "name": worker.name,

@@ -49,6 +49,11 @@ class Worker:
     def takes_work(self) -> bool:
         return self.state == "ready" and not self.draining
 
+    @property
+    def shown_state(self) -> str:
+        """As people are told it."""
+        return "draining" if self.state == "ready" and self.draining else self.state
+
     def hear(self, status: Status, now: float) -> None:
         self.status, self.heard_at = status, now
         self.draining = self.draining or status.draining
