@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -95,7 +95,8 @@ def phase(server: Server, chrome: webdriver.Chrome, phase_s: float, shares: Shar
     began, proxy, browsing = time.monotonic(), proxy_cpu_s(server), browser_cpu_s(chrome)
     time.sleep(phase_s)
     shares.proxy.append((proxy_cpu_s(server) - proxy) / (time.monotonic() - began))
-    shares.browser.append((browser_cpu_s(chrome) - browsing) / (time.monotonic() - began))
+    browsed = sum(cpu_s - browsing.get(pid, 0.0) for pid, cpu_s in browser_cpu_s(chrome).items())
+    shares.browser.append(browsed / (time.monotonic() - began))
 
 
 def proxy_cpu_s(server: Server) -> float:
@@ -105,13 +106,14 @@ def proxy_cpu_s(server: Server) -> float:
     return float(found[1])
 
 
-def browser_cpu_s(chrome: webdriver.Chrome) -> float:
-    """Of all processes of the browser, the driver's left out."""
-    total = 0.0
+def browser_cpu_s(chrome: webdriver.Chrome) -> dict[int, float]:
+    """Of each process of the browser, without the driver: some end while a page is being left."""
+    used = {}
     for process in psutil.Process(chrome.service.process.pid).children(recursive=True):
-        times = process.cpu_times()
-        total += times.user + times.system
-    return total
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used[process.pid] = times.user + times.system
+    return used
 
 
 @contextmanager
