@@ -4,7 +4,7 @@ from common.messages import TokenLogprob
 from common.tokenizer import Tokenizer
 from proxy.errors import ApiError
 from proxy.formats import DONE, Envelope, Finished, Json, Usage, clamp, encode, error_event, prompt_logprobs
-from proxy.job import Job
+from proxy.job import Job, Prompt
 from proxy.text import Piece
 
 KIND = "text_completion"
@@ -22,7 +22,8 @@ class CompletionFormat:
     def first_chunk(self, index: int, prompt: tuple[TokenLogprob, ...]) -> bytes | None:
         if not self._job.echo:
             return None
-        return self._event(index, Piece(self._job.prompt_of(index).text), self._echoed(index, prompt), None)
+        piece = Piece(self._prompt_text(self._job.prompt_of(index)))
+        return self._event(index, piece, self._echoed(index, prompt), None)
 
     def chunk(self, index: int, piece: Piece, timings: dict[str, float] | None) -> bytes:
         return self._event(index, piece, self._logprobs(index, piece.logprobs), timings)
@@ -60,7 +61,7 @@ class CompletionFormat:
             logprobs = {name: told[name] + logprobs[name] for name in told}
         fields = {
             "index": choice.index,
-            "text": (prompt.text if self._job.echo else "") + choice.text,
+            "text": (self._prompt_text(prompt) if self._job.echo else "") + choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
         }
@@ -81,6 +82,11 @@ class CompletionFormat:
         if timings and self._job.timings:
             extra["timings"] = timings
         return extra
+
+    def _prompt_text(self, prompt: Prompt) -> str:
+        """Worked out here where tokens were given: only an echo shows it, and the first time that a token is
+        seen costs as much as all else that is done to it."""
+        return self._tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
 
     def _echoed(self, index: int, prompt: tuple[TokenLogprob, ...]) -> Json | None:
         """Of the prompt that is echoed: the model says nothing about its first token."""

@@ -17,7 +17,7 @@ Endpoint = Literal["completions", "chat", "responses"]
 
 class Prompt(Struct, frozen=True):
     token_ids: tuple[int, ...]
-    text: str  # for echo
+    text: str | None  # for echo; None: given as tokens
     max_tokens: int
 
 

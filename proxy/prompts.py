@@ -118,7 +118,7 @@ async def text_prompt(text: str, special: bool, wish: Wish, model: ServedModel, 
 def token_prompt(ids: list[int], wish: Wish, model: ServedModel, limits: Limits) -> Prompt:
     check_fit(len(ids), wish, limits)
     check_token_ids(wish.param, ids, model)
-    return _prompt(ids, model.tokenizer.decode(ids), wish, limits)
+    return _prompt(ids, None, wish, limits)
 
 
 async def encode(text: str, param: str, model: ServedModel, add_special_tokens: bool) -> list[int]:
@@ -137,7 +137,7 @@ def check_token_ids(param: str, ids: "list[int] | dict[int, float]", model: Serv
         raise invalid(param, text)
 
 
-def _prompt(ids: list[int], text: str, wish: Wish, limits: Limits) -> Prompt:
+def _prompt(ids: list[int], text: str | None, wish: Wish, limits: Limits) -> Prompt:
     if not ids:
         raise invalid(wish.param, "the prompt is empty")
     left = check_fit(len(ids), wish, limits)

@@ -170,11 +170,12 @@ async def test_token_ids_are_streamed_when_asked_for(system: System) -> None:
     assert sum("prompt_token_ids" in chunk["choices"][0] for chunk in chunks) == 1
 
 
-async def test_echo_puts_the_prompt_before_the_text(system: System) -> None:
+@pytest.mark.parametrize("prompt", ["hi ", list(b"hi ")])
+async def test_echo_puts_the_prompt_before_the_text(system: System, prompt: object) -> None:
     await system.worker("decode", speaks(b"bye"))
-    reply = await post(system, PATH, prompt="hi ", max_tokens=3, echo=True)
+    reply = await post(system, PATH, prompt=prompt, max_tokens=3, echo=True)
     assert reply["choices"][0]["text"] == "hi bye"
-    chunks = await chunks_of(system, PATH, prompt="hi ", max_tokens=3, echo=True)
+    chunks = await chunks_of(system, PATH, prompt=prompt, max_tokens=3, echo=True)
     assert streamed_text(chunks) == "hi bye"
 
 
