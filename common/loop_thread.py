@@ -1,8 +1,6 @@
 """An event loop in a thread of its own, for work that must not wait for another loop's work."""
 
 import asyncio
-import os
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
@@ -15,10 +13,7 @@ class LoopThread:
     """Started by the constructor; ``close`` ends it. ``call`` and ``run`` may be used from any other
     thread."""
 
-    def __init__(self, name: str, niceness: int = 0) -> None:
-        """``niceness``: by how much its work stands back where other threads of the process want the same
-        core; for Linux."""
-        self._niceness = niceness
+    def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -43,10 +38,6 @@ class LoopThread:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
-        if self._niceness and sys.platform == "linux":  # elsewhere it would be the whole process's
-            own = threading.get_native_id()
-            priority = os.getpriority(os.PRIO_PROCESS, own) + self._niceness
-            os.setpriority(os.PRIO_PROCESS, own, priority)
         try:
             self.loop.run_forever()
             tasks = asyncio.all_tasks(self.loop)

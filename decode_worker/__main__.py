@@ -10,15 +10,11 @@ from decode_worker.worker import DecodeWorker
 from kv_transfer.addresses import listen_address
 from kv_transfer.transport import Limits, listen
 
-# Blocks land beside running steps: of a core that is busy with these, a tenth goes to landing. No step takes
-# longer than by a ninth, and what four prefill workers compute on a core each still gets through.
-LANDING_NICENESS = 10
-
 
 async def serve(setup: startup.Setup) -> None:
     tracer = tracer_of(setup.trace, setup.role, setup.name)
     engine = startup.build_engine(setup)
-    transfers = LoopThread("transfers", LANDING_NICENESS)
+    transfers = LoopThread("transfers")
     transfers.call(gpu.use_beside_steps, engine.cache.device)
     worker = DecodeWorker(engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer)
     address = listen_address(

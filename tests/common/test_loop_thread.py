@@ -1,11 +1,7 @@
-"""An event loop in a thread of its own: what runs there, and how it stands back."""
+"""An event loop in a thread of its own: what runs there."""
 
 import asyncio
-import os
-import sys
 import threading
-
-import pytest
 
 from common.loop_thread import LoopThread
 
@@ -30,17 +26,3 @@ async def test_results_come_back_and_calls_keep_their_order() -> None:
         loop.close()
     loop.call(heard.put_nowait, 20)
     assert heard.empty()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")
-async def test_a_loop_that_stands_back_leaves_the_other_threads_as_they_are() -> None:
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    back, beside = LoopThread("back", niceness=3), LoopThread("beside")
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            assert os.getpriority(os.PRIO_PROCESS, await back.run(here())) == min(own + 3, 19)
-            assert os.getpriority(os.PRIO_PROCESS, await beside.run(here())) == own
-        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
-    finally:
-        back.close()
-        beside.close()
