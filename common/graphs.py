@@ -13,8 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.sampler import SamplingOps
 from kernels import AttentionBatch
 
+SHORT_PROMPT = 64  # tokens: attention chooses its tiles for short and for long prompts
 Step = Callable[[], Tensor]
 Record = Callable[[Step], Step]  # from a computation to its replay
 
@@ -62,24 +64,43 @@ class RecordedModel:
         return self._model.logits(hidden)
 
 
-def warm_up(model: Recordable, caches: list[Tensor], spare_block: int, num_tokens: int) -> None:
-    """Compute a prompt of ``num_tokens`` tokens, all in ``spare_block``, so that kernels are compiled and
-    tuned before the first request comes."""
-    device, block_size = caches[0].device, caches[0].shape[3]
-    positions = torch.arange(num_tokens, device=device)
-    batch = AttentionBatch(
-        query_starts=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
-        context_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
-        block_tables=torch.full(
-            (1, -(-num_tokens // block_size)), spare_block, dtype=torch.int32, device=device
-        ),
-        slots=spare_block * block_size + positions % block_size,
+def warm_up(
+    model: Recordable,
+    caches: list[Tensor],
+    spare_block: int,
+    num_tokens: int,
+    max_num_seqs: int,
+    sampling: SamplingOps,
+) -> None:
+    """Compute steps of every kind that is not recorded, all in ``spare_block``, and draw a token, so that
+    kernels are compiled and tuned before the first request comes: prompts of up to ``num_tokens`` tokens, and
+    any number of sequences some of which have several new tokens."""
+    lens = [[num_tokens], [min(num_tokens, SHORT_PROMPT)]]
+    lens += [[2] + [1] * (size - 1) for size in sizes(max_num_seqs)]
+    for query_lens in lens:
+        hidden = model.forward(*prompts_in(spare_block, query_lens, caches[0]), caches)
+        logits = model.logits(hidden[: len(query_lens)])
+    ones, token_ids = torch.ones_like(logits[:1, 0]), torch.zeros_like(hidden[:1, 0], dtype=torch.int64)
+    sampling.penalize(logits[:1], token_ids, token_ids.int(), token_ids > 0, ones, ones, ones)
+    sampling.draw([logits[0]], [(1.0, 0.0, 0, 1.0, 0.5)])
+
+
+def prompts_in(block: int, query_lens: list[int], cache: Tensor) -> tuple[Tensor, AttentionBatch]:
+    """Token ids and batch of a step with so many tokens of each sequence, all of them first ones, which
+    overwrite each other in ``block``."""
+    device, block_size = cache.device, cache.shape[3]
+    lens = torch.tensor(query_lens, dtype=torch.int32, device=device)
+    positions = torch.cat([torch.arange(count, device=device) for count in query_lens])
+    shape = len(query_lens), -(-max(query_lens) // block_size)
+    return torch.zeros_like(positions), AttentionBatch(
+        query_starts=torch.cat([torch.zeros_like(lens[:1]), lens.cumsum(0, dtype=torch.int32)]),
+        context_lens=lens,
+        block_tables=torch.full(shape, block, dtype=torch.int32, device=device),
+        slots=block * block_size + positions % block_size,
         positions=positions,
-        max_query_len=num_tokens,
-        max_context_len=num_tokens,
+        max_query_len=max(query_lens),
+        max_context_len=max(query_lens),
     )
-    hidden = model.forward(torch.zeros_like(positions), batch, caches)
-    model.logits(hidden[-1:])
 
 
 class Inputs:

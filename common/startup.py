@@ -116,8 +116,8 @@ def build_engine(setup: Setup) -> Engine:
     served = config.served_model_name or files.name
     info = ModelInfo(served, files.fingerprint, model_config.vocab_size, max_model_len)
     parked = max(1, int(cache.num_blocks * setup.transfer.max_parked_fraction))
-    runner = recorded(model, cache, config, max_model_len)
     sampling = choose_sampling(ops)
+    runner = recorded(model, cache, config, max_model_len, sampling)
     engine = Engine(runner, cache, info, config, model_config.eos_token_ids, parked, grammars, sampling)
     logger.info(
         "%s: %s in %s on %s, %d blocks of %d tokens (%.0f MiB), sequences of up to %d tokens",
@@ -173,14 +173,16 @@ def choose_block_ops(ops: Ops) -> BlockOps:
     return blocks
 
 
-def recorded(model: Model, cache: Cache, config: EngineConfig, max_model_len: int) -> LanguageModel:
+def recorded(
+    model: Model, cache: Cache, config: EngineConfig, max_model_len: int, sampling: sampler.SamplingOps
+) -> LanguageModel:
     """``model`` with its decode steps recorded, where that can be; PyTorch's attention waits for the
     device."""
     if model.device.type != "cuda" or config.enforce_eager or model.ops is cpu:
         return model
     with torch.inference_mode():
         longest = min(config.max_num_batched_tokens, max_model_len)
-        warm_up(model, cache.layers, cache.num_blocks, longest)
+        warm_up(model, cache.layers, cache.num_blocks, longest, config.max_num_seqs, sampling)
         return RecordedModel(
             model, cache.layers, cache.num_blocks, config.max_num_seqs, max_model_len, recorder()
         )

@@ -37,11 +37,19 @@ class Bench:
     context: int
     batch: int
 
-    def all(self) -> Iterator[Timed]:
-        yield from self._attention()
-        yield from self._rows()
-        yield from self._linears()
-        yield from self._others()
+    def pieces(self, bytes_per_s: float, flops_per_s: float) -> Iterator[Iterator[str]]:
+        """Rows of a table: kernel, µs, floor µs, time over floor, PyTorch µs."""
+        for timed in (self._rows, self._others, self._linears, self._attention):
+            yield self._lines(timed(), bytes_per_s, flops_per_s)
+
+    def _lines(self, kernels: Iterator[Timed], bytes_per_s: float, flops_per_s: float) -> Iterator[str]:
+        for timed in kernels:
+            taken = timing.seconds(timed.run, self.device)
+            floor = timed.cost.seconds(bytes_per_s, flops_per_s)
+            cells = [timed.cost.name, f"{taken * 1e6:,.1f}", f"{floor * 1e6:,.1f}", f"{taken / floor:.2f}"]
+            if timed.torch_run is not None:
+                cells.append(f"{timing.seconds(timed.torch_run, self.device) * 1e6:,.1f}")
+            yield f"| {' | '.join(cells)} |{' |' * (5 - len(cells))}"
 
     def _step(self, sequences: list[tuple[int, int]]) -> Step:
         model = self.model
@@ -128,14 +136,3 @@ class Bench:
         choices = choice.repeat(self.batch, 1)
         cost = Cost(f"draw, top-k and top-p, batch {self.batch}", 4.0 * logits.numel())
         yield Timed(cost, lambda: sampling.draw_each(logits, choices), lambda: logits.sort(-1))
-
-
-def lines(bench: Bench, bytes_per_s: float, flops_per_s: float) -> Iterator[str]:
-    """Rows of a table: kernel, µs, floor µs, time over floor, PyTorch µs."""
-    for timed in bench.all():
-        taken = timing.seconds(timed.run, bench.device)
-        floor = timed.cost.seconds(bytes_per_s, flops_per_s)
-        cells = [timed.cost.name, f"{taken * 1e6:,.1f}", f"{floor * 1e6:,.1f}", f"{taken / floor:.2f}"]
-        if timed.torch_run is not None:
-            cells.append(f"{timing.seconds(timed.torch_run, bench.device) * 1e6:,.1f}")
-        yield f"| {' | '.join(cells)} |{' |' * (5 - len(cells))}"

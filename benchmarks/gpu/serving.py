@@ -175,21 +175,37 @@ def move(source: Engine, sequence: Sequence, target: Engine, reservation: Reserv
     source.release(sequence.key)
 
 
-def lines(name: str, model: Model, load: Load, is_gpu: bool) -> Iterator[str]:
-    """Rows of a table: what, figure."""
+def pieces(name: str, model: Model, load: Load, is_gpu: bool) -> Iterator[Iterator[str]]:
+    """Rows of a table: what, figure. What takes longest comes last."""
+    yield prefill_lines(name, model, load)
+    yield hand_over_lines(name, model, load)
+    for batch in load.batches:
+        yield decode_lines(name, model, load, batch, is_gpu)
+    yield beside_lines(name, model, load, is_gpu)
+
+
+def prefill_lines(name: str, model: Model, load: Load) -> Iterator[str]:
     rate = prefill_tokens_per_s(model, load)
     yield f"| {name}: prefill of {load.prompt_tokens} tokens, tokens/s | {rate:,.0f} |"
-    for batch in load.batches:
-        launched = step_s(decoding(model, load, batch, False), load)
-        yield f"| {name}: TPOT at batch {batch}, ms, launched one by one | {launched * 1e3:.2f} |"
-        if is_gpu:
-            recorded = step_s(decoding(model, load, batch, True), load)
-            yield f"| {name}: TPOT at batch {batch}, ms, recorded | {recorded * 1e3:.2f} |"
-            yield f"| {name}: decode at batch {batch}, tokens/s | {batch / recorded:,.0f} |"
+
+
+def decode_lines(name: str, model: Model, load: Load, batch: int, is_gpu: bool) -> Iterator[str]:
+    launched = step_s(decoding(model, load, batch, False), load)
+    yield f"| {name}: TPOT at batch {batch}, ms, launched one by one | {launched * 1e3:.2f} |"
+    if is_gpu:
+        recorded = step_s(decoding(model, load, batch, True), load)
+        yield f"| {name}: TPOT at batch {batch}, ms, recorded | {recorded * 1e3:.2f} |"
+        yield f"| {name}: decode at batch {batch}, tokens/s | {batch / recorded:,.0f} |"
+
+
+def beside_lines(name: str, model: Model, load: Load, is_gpu: bool) -> Iterator[str]:
     beside = beside_reading(model, load, load.batches[len(load.batches) // 2], is_gpu)
     slower = beside.step_s / beside.alone_s
     yield f"| {name}: TPOT while blocks are read, of that while none are | {slower:.2f} |"
     yield f"| {name}: read meanwhile, GB/s | {beside.bytes_per_s / 1e9:.2f} |"
+
+
+def hand_over_lines(name: str, model: Model, load: Load) -> Iterator[str]:
     moved = hand_over(model, load)
     rate = moved.num_bytes / moved.seconds / 1e9
     yield f"| {name}: hand-over of {load.context} tokens, ms | {moved.seconds * 1e3:.1f} |"

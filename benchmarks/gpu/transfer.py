@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from common import gpu
-from common.cache import Cache, make_layout
+from common.cache import Cache, block_bytes_of, make_layout
 from common.config import TransferConfig
 from common.device_blocks import DeviceBlocks
 from common.loop_thread import LoopThread
@@ -42,8 +42,10 @@ class Shelf:
     def on_device(self) -> "Shelf":
         return self
 
-    def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview]:
-        return self.cache.read(self.block_ids[first : first + count])
+    def lend(
+        self, sequence: Sequence, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview]:
+        return self.cache.read(self.block_ids[first : first + count], layers)
 
     def lend_in_place(self, sequence: Sequence, first: int, count: int) -> DeviceBlocks:
         return self.cache.in_place(self.block_ids[first : first + count])
@@ -54,14 +56,23 @@ class Shelf:
     def reserve(self, num_tokens: int, block_hashes: tuple[bytes, ...]) -> Reservation:
         return Reservation(num_tokens, block_hashes, self.block_ids, 0)
 
-    def landing_views(self, reservation: Reservation, first: int, count: int) -> list[memoryview]:
-        return self.cache.landing(self.block_ids[first : first + count])
+    def landing_views(
+        self, reservation: Reservation, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview]:
+        return self.cache.landing(self.block_ids[first : first + count], layers)
 
     def landing_in_place(self, reservation: Reservation, first: int, count: int) -> DeviceBlocks:
         return self.cache.in_place(self.block_ids[first : first + count])
 
-    def landed(self, reservation: Reservation, first: int, count: int, views: list[memoryview]) -> None:
-        self.cache.landed(self.block_ids[first : first + count], views)
+    def landed(
+        self,
+        reservation: Reservation,
+        first: int,
+        count: int,
+        views: list[memoryview],
+        layers: range | None = None,
+    ) -> None:
+        self.cache.landed(self.block_ids[first : first + count], views, layers)
 
     def cancel(self, reservation: Reservation) -> None:
         pass
@@ -167,18 +178,21 @@ async def _receive(control: Control, plan: Plan) -> None:
         await listener.close()
 
 
-def lines(model: ModelConfig, dtype: str, num_blocks: int, device: torch.device) -> Iterator[str]:
+def pieces(model: ModelConfig, dtype: str, num_blocks: int, device: torch.device) -> Iterator[Iterator[str]]:
     """Rows of a table: what, figure."""
     layout = make_layout("random", dtype, model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_SIZE)
     addresses = {"zmq+ipc": f"zmq+ipc://@baton-gpu-{os.getpid()}", "ucx": "ucx://127.0.0.1:0"}
     if "ucx" not in transport.available():
-        yield "| between processes by ucx: left out, the package ucxx is missing | |"
+        yield iter(("| between processes by ucx: left out, the package ucxx is missing | |",))
         del addresses["ucx"]
     for name, address in addresses.items():
-        moved = move(Plan(address, layout, num_blocks, device))
-        num_bytes = num_blocks * model.num_layers * 2 * model.num_kv_heads * BLOCK_SIZE * model.head_dim
-        rate = num_bytes * getattr(torch, dtype).itemsize / moved.seconds / 1e9
-        tokens, milliseconds = num_blocks * BLOCK_SIZE, moved.seconds * 1e3
-        yield f"| between processes by {name}: {tokens} tokens, ms | {milliseconds:.2f} |"
-        yield f"| between processes by {name}, GB/s | {rate:.2f} |"
-        assert moved.is_right, f"by {name} comes something else than was sent"
+        yield _lines(name, Plan(address, layout, num_blocks, device))
+
+
+def _lines(name: str, plan: Plan) -> Iterator[str]:
+    moved = move(plan)
+    num_bytes = plan.num_blocks * block_bytes_of(plan.layout)
+    tokens, milliseconds = plan.num_blocks * BLOCK_SIZE, moved.seconds * 1e3
+    yield f"| between processes by {name}: {tokens} tokens, ms | {milliseconds:.2f} |"
+    yield f"| between processes by {name}, GB/s | {num_bytes / moved.seconds / 1e9:.2f} |"
+    assert moved.is_right, f"by {name} comes something else than was sent"

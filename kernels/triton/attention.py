@@ -22,7 +22,7 @@ def paged_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: floa
     num_sequences = batch.context_lens.shape[0]
     if num_sequences == 0 or q.shape[0] == 0:
         return out
-    few = min(batch.max_query_len, MOST_QUERIES)
+    few = 1 if batch.max_query_len == 1 else MOST_QUERIES  # two variants to compile, not four
     log_scale = scale * 1.4426950408889634  # the kernels compute powers of two: log2(e)
     if batch.max_query_len > MOST_QUERIES:
         prefill(q, cache, batch, out, log_scale, window)

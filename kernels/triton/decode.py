@@ -17,12 +17,13 @@ from kernels.triton.launch import SMALLEST_DOT, power_of_two
 MOST_QUERIES = 8  # new tokens of a sequence: a token and seven drafts
 MOST_PARTS = 32
 PROGRAMS = 256  # two for each of the 132 processors of an H100 or H200, nearly
-# 64 keys and values of 128 dimensions in 16 bits are 32 KiB: three turns of the loop are on their way at any
-# time, which covers the latency of memory, and two programs still fit a processor.
-TURN_BYTES = 32 << 10
+# 64 keys and values of 128 dimensions in 16 bits are 32 KiB. They are asked for once their block is known: of
+# five stages two turns of the loop are on their way at any time, and two or three programs fit a processor.
+# That is four times what covers the latency of its memory, about 25 KiB a processor.
+TURN_BYTES, STAGES = 32 << 10, 5
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])  # grows with the longest sequence: no reason to compile anew
 def decode_kernel(
     q_ptr,  # [T, H, D], rows stride_q apart
     cache_ptr,  # [N, 2, G, B, D], blocks stride_block apart
@@ -131,11 +132,10 @@ def num_parts(num_sequences: int, num_groups: int) -> int:
 def decode(
     q: Tensor, cache: Tensor, batch: AttentionBatch, out: Tensor, log_scale: float, window: int, few: int
 ) -> None:
-    """Writes the rows of ``out`` that belong to sequences with at most ``few`` new tokens."""
+    """Writes the rows of ``out`` that belong to sequences with at most ``few`` new tokens, a power of two."""
     _, _, num_groups, block_size, head_dim = cache.shape
     num_sequences, num_heads = batch.context_lens.shape[0], q.shape[1]
     head_block = power_of_two(num_heads // num_groups)
-    few = power_of_two(few)
     parts = num_parts(num_sequences, num_groups)
     cells = num_sequences * few * num_heads * parts if parts > 1 else 0
     sums = torch.empty(cells, head_dim, dtype=torch.float32, device=q.device)
@@ -147,7 +147,7 @@ def decode(
         q.stride(0), cache.stride(0), batch.block_tables.stride(0), log_scale,
         GROUPS=num_groups, HEADS_PER_GROUP=num_heads // num_groups, HEAD_BLOCK=head_block,
         HEAD_DIM=head_dim, DIM_BLOCK=dim_block, BLOCK_SIZE=block_size, WINDOW=window, FEW=few,
-        PARTS=parts, ROWS=max(SMALLEST_DOT, few * head_block), KEYS=keys, num_warps=4, num_stages=3,
+        PARTS=parts, ROWS=max(SMALLEST_DOT, few * head_block), KEYS=keys, num_warps=4, num_stages=STAGES,
     )  # fmt: skip
     if parts > 1:
         combine_kernel[(num_heads, few, num_sequences)](

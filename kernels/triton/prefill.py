@@ -10,19 +10,20 @@ from kernels.triton.decode import MOST_QUERIES
 from kernels.triton.launch import SMALLEST_DOT, power_of_two, tuned
 
 # Rows of a tile (queries times heads that share a key head) and keys in a turn. 128 x 64 at D = 128 keeps
-# the tensor cores of a Hopper fed: 64 KiB of queries and running sums in registers of 8 warps, and three
-# turns of keys and values, 32 KiB each, in shared memory. The others are for small head dimensions and for
-# GPUs with less shared memory.
+# the tensor cores of a Hopper fed: 64 KiB of running sums in registers of 8 warps; in shared memory the
+# queries and three turns of keys and values, 32 KiB each, one that is computed with and two on their way, for
+# five stages make two (see decode). The others are for small head dimensions and for GPUs with less shared
+# memory.
 CONFIGS = [
-    triton.Config({"ROWS": 128, "KEYS": 64}, num_warps=8, num_stages=3),
-    triton.Config({"ROWS": 64, "KEYS": 64}, num_warps=4, num_stages=3),
-    triton.Config({"ROWS": 64, "KEYS": 32}, num_warps=4, num_stages=2),
+    triton.Config({"ROWS": 128, "KEYS": 64}, num_warps=8, num_stages=5),
+    triton.Config({"ROWS": 64, "KEYS": 64}, num_warps=4, num_stages=5),
+    triton.Config({"ROWS": 64, "KEYS": 32}, num_warps=4, num_stages=5),
 ]
 LONG_QUERIES = 256
 
 
 @triton.autotune(tuned(CONFIGS), key=["GROUPS", "HEADS_PER_GROUP", "HEAD_DIM", "IS_LONG"], cache_results=True)
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])  # as for decode
 def prefill_kernel(
     q_ptr,  # [T, H, D], rows stride_q apart
     cache_ptr,  # [N, 2, G, B, D], blocks stride_block apart

@@ -96,7 +96,7 @@ def draw_kernel(
     tl.store(out_ptr + row, tl.minimum(index, last))  # sums in another order may end a little below the total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_listed"])  # another number each step
 def count_kernel(
     token_ids_ptr,  # [tokens] int64, of all sequences
     rows_ptr,  # [tokens] int32: whose they are

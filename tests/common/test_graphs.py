@@ -4,6 +4,7 @@ import pytest
 from torch import Tensor
 
 from common.graphs import RecordedModel, Step, sizes, warm_up
+from common.sampler import PLAIN
 from kernels import AttentionBatch
 from tests.common.toy import MAX_MODEL_LEN, ToyModel, generate, make_engine, make_sequence, prompt, run
 
@@ -46,8 +47,10 @@ class Watched:
     def __init__(self) -> None:
         self.toy = ToyModel()
         self.slots: set[int] = set()
+        self.rows: list[int] = []
 
     def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: list[Tensor]) -> Tensor:
+        self.rows.append(len(token_ids))
         self.slots.update(batch.slots.tolist())
         return self.toy.forward(token_ids, batch, caches)
 
@@ -72,11 +75,11 @@ def test_sequences_get_their_tokens_from_records_of_the_next_larger_size() -> No
     assert max(model.slots) == 64 * cache.layout.block_size  # the spare block's first, and nothing behind it
 
 
-def test_warming_up_computes_a_prompt_in_the_spare_block_alone() -> None:
+def test_warming_up_computes_prompts_and_mixed_steps_in_the_spare_block_alone() -> None:
     engine, model = make_engine(num_blocks=8, staged=True), Watched()
-    warm_up(model, engine.cache.layers, 8, 10)
+    warm_up(model, engine.cache.layers, 8, 70, 5, PLAIN)
     size = engine.cache.layout.block_size
-    assert model.toy.max_rows == 10
+    assert model.rows == [70, 64, 2, 3, 5, 9]  # as many sequences as records have, one with two new tokens
     assert model.slots == set(range(8 * size, 9 * size))
     assert not engine.cache.data[:8].any()
 

@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu import __main__ as gpu_check
 from benchmarks.gpu import agree, paper, serving
 from benchmarks.gpu.costs import StepShape, attention, linear, step_costs
 from benchmarks.gpu.models import LLAMA_1B, LLAMA_8B, TINY, RandomCheckpoint, build
@@ -30,7 +32,13 @@ def test_the_whole_check_runs_in_the_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "gpu.md").read_text()
     assert table.strip() in done.stdout
-    for part in ("| attention |", "decode attention, batch 1", "by zmq+ipc, GB/s", "8B: hand-over", "| draw"):
+    for part in (
+        "| attention, float32 |",
+        "decode attention, batch 1",
+        "by zmq+ipc, GB/s",
+        "8B: hand-over",
+        "| draw",
+    ):
         assert part in table
     assert "WRONG" not in table and "FAILED" not in table
 
@@ -57,6 +65,43 @@ def test_wheels_are_those_of_the_project() -> None:
     assert pins <= set(project["dependencies"])
 
 
+def test_what_fails_is_told_and_costs_the_other_pieces_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing() -> Iterator[str]:
+        yield "| begun |"
+        raise KeyError("a bug")
+
+    out = tmp_path / "table"
+    check = gpu_check.Check(True, gpu_check.Table(out))
+    assert not check.tell(iter([failing(), iter(["| another |"])]))
+    assert out.read_text().splitlines() == ["| begun |", "| FAILED: KeyError: 'a bug' | |", "| another |"]
+    assert "Traceback" in caplog.text
+
+
+def test_parts_are_told_as_left_out_when_the_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_check.main(["--tiny", "--seconds", "0"]) == 1
+    told = capsys.readouterr().out
+    assert all(f"{part}: left out, the time is over" in told for part in gpu_check.PARTS)
+
+
+def test_a_part_that_crashes_or_hangs_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes in place of parts: one crashes, one hangs, the others are done at once."""
+    endings = {"kernels": "import os; os.abort()", "transfers": "import time; time.sleep(600)"}
+    monkeypatch.setattr(gpu_check, "LEAST_S", 0.0)
+    monkeypatch.setattr(
+        gpu_check, "command_of", lambda part, argv: [sys.executable, "-c", endings.get(part, "")]
+    )
+    out = tmp_path / "table"
+    assert gpu_check.main(["--tiny", "--seconds", "20", "--out", str(out)]) == 1
+    told = out.read_text()
+    assert "kernels: FAILED, the process ended with -6" in told
+    assert re.search(r"transfers: not done in \d+ s", told)
+    assert "agreement" not in told and "model" not in told  # nothing to tell of them
+
+
 def test_what_is_too_far_apart_is_told() -> None:
     expected = torch.tensor([1.0, 100.0])
     assert agree.share_of_tolerance(expected + torch.tensor([0.0, 0.5]), expected, 0.01) < 1
@@ -67,15 +112,15 @@ def test_what_is_too_far_apart_is_told() -> None:
 def test_an_engine_is_timed_and_handed_over_from() -> None:
     model = build(TINY, cpu, torch.float32, CPU)
     load = serving.Load(prompt_tokens=20, batches=(1, 3), context=10, steps=2)
-    rows = list(serving.lines("tiny", model, load, is_gpu=False))
+    rows = [row for piece in serving.pieces("tiny", model, load, is_gpu=False) for row in piece]
     assert [row.split("|")[1].strip() for row in rows] == [
         "tiny: prefill of 20 tokens, tokens/s",
+        "tiny: hand-over of 10 tokens, ms",
+        "tiny: hand-over, GB/s",
         "tiny: TPOT at batch 1, ms, launched one by one",
         "tiny: TPOT at batch 3, ms, launched one by one",
         "tiny: TPOT while blocks are read, of that while none are",
         "tiny: read meanwhile, GB/s",
-        "tiny: hand-over of 10 tokens, ms",
-        "tiny: hand-over, GB/s",
     ]
     moved = serving.hand_over(model, load)
     assert moved.is_right
