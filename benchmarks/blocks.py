@@ -28,14 +28,17 @@ TIMEOUT_S = 60.0
 
 
 class Shelf:
-    """A region of memory cut into blocks, in place of an engine on either side."""
+    """A region of memory cut into blocks, in place of an engine on either side. All are computed, so that
+    whole ones travel."""
 
     on_device = None
 
     def __init__(self) -> None:
         self._region = Region().piece(REGION_BYTES)
 
-    def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview]:
+    def lend(
+        self, sequence: Sequence, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview]:
         return [self._region[first * BLOCK_BYTES : (first + count) * BLOCK_BYTES]]
 
     def take_back(self, sequence: Sequence) -> None:
@@ -44,10 +47,19 @@ class Shelf:
     def reserve(self, num_tokens: int, block_hashes: tuple[bytes, ...]) -> Reservation:
         return Reservation(num_tokens, block_hashes, [], 0)
 
-    def landing_views(self, reservation: Reservation, first: int, count: int) -> list[memoryview]:
+    def landing_views(
+        self, reservation: Reservation, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview]:
         return [self._region[first * BLOCK_BYTES : (first + count) * BLOCK_BYTES]]
 
-    def landed(self, reservation: Reservation, first: int, count: int, views: list[memoryview]) -> None:
+    def landed(
+        self,
+        reservation: Reservation,
+        first: int,
+        count: int,
+        views: list[memoryview],
+        layers: range | None = None,
+    ) -> None:
         pass
 
     def cancel(self, reservation: Reservation) -> None:

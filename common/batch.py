@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.scheduler import Work
-from kernels import AttentionBatch
+from kernels import AttentionBatch, Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Batch:
     sample_rows: Tensor  # [S'] int64: rows of the last tokens of the works that sample, in their order
 
 
-def build(works: Sequence[Work], block_size: int, device: torch.device) -> Batch:
+def build(works: Sequence[Work], block_size: int, device: torch.device, watch: Watch | None = None) -> Batch:
     """Rows in the order of ``works``, which must not be empty."""
     counts = np.array([work.num_tokens for work in works])
     starts = np.array([work.start for work in works])
@@ -44,6 +44,7 @@ def build(works: Sequence[Work], block_size: int, device: torch.device) -> Batch
         positions=tensor(positions),
         max_query_len=int(counts.max()),
         max_context_len=int(context_lens.max()),
+        watch=watch,
     )
     sample_rows = query_starts[1:][samples].astype(np.int64) - 1
     return Batch(tensor(_token_ids(works)), attention, tensor(sample_rows))

@@ -115,6 +115,7 @@ class Cache:
         self.num_blocks = num_blocks
         self.device = device
         self.block_bytes = block_bytes_of(layout)
+        self.layer_bytes = self.block_bytes // layout.num_layers
         num_heads, block_size = layout.num_kv_heads, layout.block_size
         shape = (num_blocks, layout.num_layers, 2, num_heads, block_size, row_width(layout))
         dtype = CACHE_DTYPES[layout.dtype]
@@ -138,12 +139,15 @@ class Cache:
         """One layer's keys and values: [N, 2, G, B, D], not contiguous in N."""
         return self.layers[index]
 
-    def views(self, block_ids: Sequence[int]) -> list[memoryview]:
+    def views(self, block_ids: Sequence[int], layers: range | None = None) -> list[memoryview]:
         """The bytes of the blocks, in this order, writable; blocks that are neighbours in memory share a
-        view."""
+        view. Of some layers alone there is a view for each block."""
         if self._bytes is None:
             raise ValueError(f"blocks on {self.device} have no bytes in main memory")
         size = self.block_bytes
+        if layers is not None:
+            part = self._part(layers)
+            return [self._bytes[block * size :][part] for block in block_ids]
         return [self._bytes[first * size : (last + 1) * size] for first, last in runs(block_ids)]
 
     def in_place(self, block_ids: Sequence[int]) -> DeviceBlocks:
@@ -151,17 +155,28 @@ class Cache:
         raw = self.data.view(torch.uint8).flatten(1)
         return DeviceBlocks([raw[block_id] for block_id in block_ids])
 
-    def read(self, block_ids: Sequence[int]) -> list[memoryview]:
-        """The bytes of the blocks, to be read: in place, or a copy from the device."""
-        return self.views(block_ids) if self._bytes is not None else [self._staging.read(block_ids)]
-
-    def landing(self, block_ids: Sequence[int]) -> list[memoryview]:
-        """Where to write the bytes of the blocks; then call ``landed``."""
+    def read(self, block_ids: Sequence[int], layers: range | None = None) -> list[memoryview]:
+        """The bytes of the blocks, or of these layers of them, to be read: in place, or a copy from the
+        device."""
         if self._bytes is not None:
-            return self.views(block_ids)
-        return [self._staging.landing(len(block_ids))] if block_ids else []
+            return self.views(block_ids, layers)
+        return [self._staging.read(block_ids, self._part(layers))]
 
-    def landed(self, block_ids: Sequence[int], views: Sequence[memoryview]) -> None:
+    def landing(self, block_ids: Sequence[int], layers: range | None = None) -> list[memoryview]:
+        """Where to write what ``read`` gives; then call ``landed``."""
+        if self._bytes is not None:
+            return self.views(block_ids, layers)
+        return [self._staging.landing(len(block_ids), self._part(layers))] if block_ids else []
+
+    def landed(
+        self, block_ids: Sequence[int], views: Sequence[memoryview], layers: range | None = None
+    ) -> None:
         """What was written to ``landing``'s views is what the blocks hold from now on."""
         if self._bytes is None:
-            self._staging.landed(block_ids, views[0])
+            self._staging.landed(block_ids, views[0], self._part(layers))
+
+    def _part(self, layers: range | None) -> slice:
+        """Of a block's bytes."""
+        if layers is None:
+            return slice(0, self.block_bytes)
+        return slice(layers.start * self.layer_bytes, layers.stop * self.layer_bytes)

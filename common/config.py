@@ -94,6 +94,10 @@ class TransferConfig:
     transport: str = option("auto", "auto, zmq (TCP), ipc (shared memory), ucx or inproc")
     piece_bytes: int = option(1 << 20, "bytes sent as one message; runs of blocks are cut to it")
     credit_bytes: int = option(8 << 20, "bytes in flight per transfer at most")
+    layer_groups: int = option(
+        6,
+        "parts in which the layers of a long enough prompt leave while it is computed; 1: blocks leave whole",
+    )
     checksums: bool = option(True, "verify every payload with a 64-bit hash")
     max_parked_fraction: float = option(
         0.5, "share of a prefill worker's blocks that may wait for decode workers"
@@ -107,6 +111,7 @@ class TransferConfig:
         )
         require(self.piece_bytes >= 1024, "piece_bytes", "must be at least 1024")
         require(self.credit_bytes >= self.piece_bytes, "credit_bytes", "must be at least --piece-bytes")
+        require(self.layer_groups >= 1, "layer_groups", "must be at least 1")
         require(0 < self.max_parked_fraction <= 1, "max_parked_fraction", "must lie in (0, 1]")
         require(self.stall_timeout_s > 0, "stall_timeout_s", "must be positive")
 

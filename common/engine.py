@@ -36,7 +36,7 @@ from common.scheduler import Sampled, Scheduler, Work
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.step_meter import StepMeter
 from common.stopping import check_sequence
-from kernels import AttentionBatch
+from kernels import AttentionBatch, Watch
 
 __all__ = ["Engine", "LanguageModel", "Refusal", "Reservation"]
 
@@ -57,6 +57,7 @@ class LanguageModel(Protocol):
 
 
 OnStep = Callable[[list[StepOutput]], None]
+Watcher = Callable[[list[Work]], Watch | None]  # of the step that computes this work
 
 
 class Engine:
@@ -88,14 +89,16 @@ class Engine:
         self._changed = threading.Condition()
         self._stopping = False
         self._on_step: OnStep | None = None
+        self._watcher: Watcher | None = None
         self._meter = StepMeter()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # The thread
 
-    def start(self, on_step: OnStep) -> None:
-        """``on_step`` hears what happened, in the engine's thread; it should pass it on and return."""
-        self._on_step = on_step
+    def start(self, on_step: OnStep, watcher: Watcher | None = None) -> None:
+        """``on_step`` hears what happened, in the engine's thread; it should pass it on and return. So should
+        who is told of a step's layers; ``watcher`` names them."""
+        self._on_step, self._watcher = on_step, watcher
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -157,7 +160,8 @@ class Engine:
         began_at = time.monotonic()
         try:
             with torch.inference_mode():
-                batch = build(works, self.layout.block_size, self.cache.device)
+                watch = self._watcher(works) if self._watcher is not None else None
+                batch = build(works, self.layout.block_size, self.cache.device, watch)
                 built_at = time.monotonic()
                 sampled = self._forward(works, batch)
             self._meter.computed(works, began_at, built_at)
@@ -238,11 +242,14 @@ class Engine:
 
     # Prefill side of a hand-over
 
-    def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview] | None:
-        """Bytes of ``count`` blocks of the sequence from its ``first`` on. All its blocks are kept from
-        reuse until ``take_back``. None once the sequence has ended: then there is nothing to take back."""
+    def lend(
+        self, sequence: Sequence, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview] | None:
+        """Bytes of ``count`` blocks of the sequence from its ``first`` on, or of some layers of each. All its
+        blocks are kept from reuse until ``take_back``. None once the sequence has ended: then there is
+        nothing to take back."""
         block_ids = self._lent_ids(sequence, first, count)
-        return None if block_ids is None else self.cache.read(block_ids)
+        return None if block_ids is None else self.cache.read(block_ids, layers)
 
     def _lent_ids(self, sequence: Sequence, first: int, count: int) -> list[int] | None:
         with self._changed:
@@ -283,20 +290,29 @@ class Engine:
             self._refuse_when_stopping()
             return self._roster.reserve(num_tokens, block_hashes)
 
-    def landing_views(self, reservation: Reservation, first: int, count: int) -> list[memoryview]:
-        """Where ``count`` of the reserved blocks from the ``first`` on are to be written. The blocks must
-        not be written any more once the reservation is cancelled or adopted."""
+    def landing_views(
+        self, reservation: Reservation, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview]:
+        """Where ``count`` of the reserved blocks from the ``first`` on, or some layers of each, are to be
+        written. The blocks must not be written any more once the reservation is cancelled or adopted."""
         assert first >= reservation.num_cached_blocks, "these blocks are shared: they have content"
-        return self.cache.landing(reservation.block_ids[first : first + count])
+        return self.cache.landing(reservation.block_ids[first : first + count], layers)
 
     def landing_in_place(self, reservation: Reservation, first: int, count: int) -> DeviceBlocks:
         """The same, in the memory of a device; there is no need to call ``landed``."""
         assert first >= reservation.num_cached_blocks, "these blocks are shared: they have content"
         return self.cache.in_place(reservation.block_ids[first : first + count])
 
-    def landed(self, reservation: Reservation, first: int, count: int, views: list[memoryview]) -> None:
+    def landed(
+        self,
+        reservation: Reservation,
+        first: int,
+        count: int,
+        views: list[memoryview],
+        layers: range | None = None,
+    ) -> None:
         """What was written to ``landing_views`` is right: it is the blocks' content."""
-        self.cache.landed(reservation.block_ids[first : first + count], views)
+        self.cache.landed(reservation.block_ids[first : first + count], views, layers)
 
     def cancel(self, reservation: Reservation) -> None:
         """Give the reserved blocks back. Safe to repeat."""

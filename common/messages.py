@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Role = Literal["prefill", "decode"]
@@ -227,6 +227,7 @@ class Status(Struct, frozen=True, tag=True):
     block_bytes: int = 0
     links: dict[str, float] = {}  # bytes/s to decode workers, by their incarnation, as measured lately
     locality: dict[str, str] = {}  # where it runs, such as {"host": "a", "rack": "b"}
+    seat: str = ""  # its cores, in a name that all who have these and no others share; empty: not told
 
 
 class BlocksStored(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -264,7 +265,7 @@ class Offer(Struct, frozen=True, tag=True):
 class Accept(Struct, frozen=True, tag=True):
     transfer_id: str
     skip_blocks: int  # leading blocks the receiver holds already
-    credit: int  # blocks that may be in flight, not yet answered by Credit
+    credit_bytes: int  # of blocks that may be in flight, not yet answered by Credit
 
 
 class Refuse(Struct, frozen=True, tag=True):
@@ -273,7 +274,7 @@ class Refuse(Struct, frozen=True, tag=True):
 
 
 class Blocks(Struct, frozen=True, tag=True):
-    """A run of blocks; the payload follows it on the connection."""
+    """A run of blocks, or some layers of each; the payload follows it on the connection."""
 
     transfer_id: str
     first: int  # index in the sequence's blocks
@@ -281,13 +282,14 @@ class Blocks(Struct, frozen=True, tag=True):
     checksum: int | None  # xxh3_64 of the payload; None where checksums are switched off
     wants_answer: bool = True  # a Credit; not where more follows at once
     on_device: bool = False  # sent block by block from a device's memory; the checksum is of another kind
+    layers: tuple[int, int] | None = None  # from and up to; None: all. Those of a block come in order
 
 
 class Credit(Struct, frozen=True, tag=True):
-    """Blocks landed so far, cumulative: the sender may have ``credit`` more in flight."""
+    """What has landed so far, all in all: the sender may have ``credit_bytes`` more in flight."""
 
     transfer_id: str
-    num_landed: int
+    landed_bytes: int
 
 
 class Handover(Struct, frozen=True, tag=True):

@@ -61,6 +61,8 @@ class Model:
             if index:
                 x, residual = ops.add_rms_norm(x, residual, layer.input_norm, eps)
             x = self.attention(layer, x, batch, caches[index])
+            if batch.watch is not None:
+                batch.watch.passed(index + 1, len(self.layers))
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
         return x + residual

@@ -18,6 +18,7 @@ from common import gpu
 # larger, and few make a piece: copy engines move them and no step notices. More and smaller ones that lie
 # anywhere are gathered by a kernel and cross the bus in one copy.
 MOST_COPIES = 4
+WHOLE = slice(None)
 
 
 class BlockOps(Protocol):
@@ -37,10 +38,12 @@ class Staging:
         self._bytes = data.view(torch.uint8).flatten(1)  # [N, block_bytes]
         self._block_ops = block_ops
 
-    def read(self, block_ids: Sequence[int]) -> memoryview:
-        """A copy of the blocks' bytes, in this order."""
-        host, spans = self._host_memory(len(block_ids)), runs(block_ids)
-        if len(spans) > MOST_COPIES:
+    def read(self, block_ids: Sequence[int], part: slice = WHOLE) -> memoryview:
+        """A copy of the blocks' bytes, or of the same ``part`` of each, in this order."""
+        host, spans = self._host_memory(len(block_ids), part), runs(block_ids)
+        if self._is_partial(part):
+            host.copy_(self._bytes[:, part][self._ids(block_ids)])
+        elif len(spans) > MOST_COPIES:
             gathered = self._block_ops.gather_blocks(self._rows, self._ids(block_ids), self._rows.dtype)
             self._as_rows(host).copy_(gathered, non_blocking=True)
         else:
@@ -49,14 +52,16 @@ class Staging:
         gpu.wait(self._rows.device)
         return _view(host)
 
-    def landing(self, num_blocks: int) -> memoryview:
-        """Where to write the bytes of so many blocks; then call ``landed``."""
-        return _view(self._host_memory(num_blocks))
+    def landing(self, num_blocks: int, part: slice = WHOLE) -> memoryview:
+        """Where to write the bytes of so many blocks, or of a ``part`` of each; then call ``landed``."""
+        return _view(self._host_memory(num_blocks, part))
 
-    def landed(self, block_ids: Sequence[int], view: memoryview) -> None:
+    def landed(self, block_ids: Sequence[int], view: memoryview, part: slice = WHOLE) -> None:
         """What was written to ``landing``'s view is what the blocks, which must differ, hold from now on."""
         host, spans = torch.frombuffer(view, dtype=torch.uint8).view(len(block_ids), -1), runs(block_ids)
-        if len(spans) > MOST_COPIES:
+        if self._is_partial(part):
+            self._bytes[:, part].index_copy_(0, self._ids(block_ids), host.to(self._bytes.device))
+        elif len(spans) > MOST_COPIES:
             values = self._as_rows(host).to(self._rows.device, non_blocking=True)
             self._block_ops.scatter_blocks(values, None, self._ids(block_ids), self._rows)
         else:
@@ -64,10 +69,15 @@ class Staging:
                 blocks.copy_(rows, non_blocking=True)
         gpu.wait(self._rows.device)
 
-    def _host_memory(self, num_blocks: int) -> Tensor:
-        """[num_blocks, block_bytes] uint8; PyTorch keeps pinned memory for the next call."""
+    def _is_partial(self, part: slice) -> bool:
+        """Parts come from workers that have their blocks in main memory, and cross the bus as they can."""
+        return len(range(*part.indices(self._bytes.shape[1]))) < self._bytes.shape[1]
+
+    def _host_memory(self, num_blocks: int, part: slice) -> Tensor:
+        """[num_blocks, bytes of each] uint8; PyTorch keeps pinned memory for the next call."""
         pinned = self._rows.device.type == "cuda"
-        return torch.empty(num_blocks, self._bytes.shape[1], dtype=torch.uint8, pin_memory=pinned)
+        width = len(range(*part.indices(self._bytes.shape[1])))
+        return torch.empty(num_blocks, width, dtype=torch.uint8, pin_memory=pinned)
 
     def _as_rows(self, host: Tensor) -> Tensor:
         return host.view(self._rows.dtype).view(len(host), *self._rows.shape[1:])

@@ -8,9 +8,9 @@ Letters in shapes: T tokens in the step, S sequences, H query heads, G key/value
 size, N blocks in the pool, I input features, O output features, V vocabulary."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,19 @@ from torch import Tensor
 from kernels.quantization import BlockWeight, Quantization
 
 logger = logging.getLogger(__name__)
+
+
+class Watch(NamedTuple):
+    """Who hears while a step is computed, in the thread that computes it, how many layers' keys and values
+    are in the cache: after ``every`` layers, and when all are. For CPUs, where a layer that ``forward`` has
+    passed is computed."""
+
+    every: int
+    tell: Callable[[int], object]
+
+    def passed(self, num_layers: int, of: int) -> None:
+        if num_layers % self.every == 0 or num_layers == of:
+            self.tell(num_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,7 @@ class AttentionBatch:
     positions: Tensor  # [T] int64
     max_query_len: int
     max_context_len: int
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True)

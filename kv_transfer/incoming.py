@@ -27,11 +27,13 @@ class Incoming:
     offer: Offer
     peer: Peer
     num_blocks: int
+    num_layers: int
     deadline: float
     offered_at: float = field(default_factory=time.monotonic)
     phase: Phase = Phase.WAITING
     reservation: Reservation | None = None  # from OPEN on
-    received: set[int] = field(default_factory=set)
+    layers_here: list[int] = field(default_factory=list)  # of each block, how many layers
+    landed_bytes: int = 0
     landing: bool = False  # a payload is being written into the reservation
     timer: asyncio.TimerHandle | None = None
 
@@ -42,15 +44,26 @@ class Incoming:
     def open(self, reservation: Reservation) -> None:
         self.phase = Phase.OPEN
         self.reservation = reservation
-        self.received.update(range(reservation.num_cached_blocks))
+        num_cached = reservation.num_cached_blocks
+        self.layers_here = [self.num_layers] * num_cached + [0] * (self.num_blocks - num_cached)
 
     def fault_of_blocks(self, message: Blocks, num_bytes: int, block_bytes: int) -> str | None:
         """Why these blocks cannot be taken; None when they can."""
-        run = range(message.first, message.first + message.count)
-        inside = message.count > 0 and message.first >= 0 and run.stop <= self.num_blocks
-        if not inside or num_bytes != message.count * block_bytes:
+        end, (start, stop) = message.first + message.count, message.layers or (0, self.num_layers)
+        inside = message.count > 0 and message.first >= 0 and end <= self.num_blocks
+        is_part = 0 <= start < stop <= self.num_layers and not (message.layers and message.on_device)
+        layer_bytes = block_bytes // self.num_layers
+        if not inside or not is_part or num_bytes != message.count * (stop - start) * layer_bytes:
             return "wrong extent"
-        return None if self.received.isdisjoint(run) else "repeated"
+        here = self.layers_here[message.first : end]
+        if any(num_layers > start for num_layers in here):
+            return "repeated"
+        return None if all(num_layers == start for num_layers in here) else "layers are missing"
+
+    def note_landed(self, message: Blocks, num_bytes: int) -> None:
+        stop = message.layers[1] if message.layers else self.num_layers
+        self.layers_here[message.first : message.first + message.count] = [stop] * message.count
+        self.landed_bytes += num_bytes
 
     def fault_of_handover(self, handover: Handover) -> str | None:
         generate, offer = handover.generate, self.offer
@@ -61,4 +74,5 @@ class Incoming:
             len(generate.token_ids),
         ) != offered or not handover.token_ids:
             return "handover differs from its offer"
-        return None if len(self.received) == self.num_blocks else "handover before all blocks"
+        is_whole = all(num_layers == self.num_layers for num_layers in self.layers_here)
+        return None if is_whole else "handover before all blocks"

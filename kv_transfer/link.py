@@ -36,6 +36,7 @@ from common.secret import Secret
 from common.sequence import Sequence
 from common.tally import Tally, tallies
 from kv_transfer import transport
+from kv_transfer.course import Piece
 from kv_transfer.outgoing import Outgoing, Phase
 from kv_transfer.payload import Payload, checksum_of, send
 
@@ -54,10 +55,12 @@ class DeviceSource(Protocol):
 class BlockSource(Protocol):
     """The engine as the sender sees it."""
 
-    def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview] | None:
-        """Bytes of ``count`` blocks of the sequence from its ``first`` on, as few views as the blocks' places
-        allow. All of its blocks are kept from reuse until ``take_back``. None once the sequence has ended:
-        nothing to take back."""
+    def lend(
+        self, sequence: Sequence, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview] | None:
+        """Bytes of ``count`` blocks of the sequence from its ``first`` on, or of some layers of each, in
+        as few views as their places allow. All of its blocks are kept from reuse until ``take_back``. None
+        once the sequence has ended: nothing to take back."""
         ...
 
     def take_back(self, sequence: Sequence) -> None: ...
@@ -118,7 +121,6 @@ class Link:
         hello: Hello,
         source: BlockSource,
         config: TransferConfig,
-        block_bytes: int,
         counters: SenderCounters,
         owner: LinkOwner,
         secret: Secret | None = None,
@@ -128,8 +130,7 @@ class Link:
         self._hello = hello
         self._source = source
         self._config = config
-        self._block_bytes = block_bytes
-        self._piece_blocks = max(1, config.piece_bytes // block_bytes)
+        self._num_layers = hello.layout.num_layers
         self._counters = counters
         self._owner = owner
         self._transfers: dict[str, Outgoing] = {}
@@ -223,8 +224,8 @@ class Link:
         if not outgoing.offer_sent:
             outgoing.offer_sent = True
             await connection.send(messages.encode(outgoing.offer))
-        elif (run := outgoing.next_run(self._piece_blocks)) is not None:
-            await self._send_run(connection, outgoing, *run)
+        elif (piece := outgoing.next_piece()) is not None:
+            await self._send_piece(connection, outgoing, piece)
         elif outgoing.may_hand_over:
             assert outgoing.handover is not None
             outgoing.phase = Phase.HANDED_OVER
@@ -234,33 +235,38 @@ class Link:
             return False
         return True
 
-    async def _send_run(
-        self, connection: transport.Connection, outgoing: Outgoing, first: int, count: int
-    ) -> None:
-        payload = self._lend(connection, outgoing.sequence, first, count)
+    async def _send_piece(self, connection: transport.Connection, outgoing: Outgoing, piece: Piece) -> None:
+        payload = self._lend(connection, outgoing.sequence, piece)
         if payload is None:
             outgoing.phase = Phase.ENDED  # in the engine, this very moment: its cancel is on the way
             return
         try:
             digest = checksum_of(payload) if self._config.checksums else None
             on_device = isinstance(payload, DeviceBlocks)
-            if outgoing.num_sent == outgoing.num_landed:
+            if outgoing.sent_bytes == outgoing.landed_bytes:
                 self._watch(outgoing)
                 outgoing.busy_since = asyncio.get_running_loop().time()
-                outgoing.busy_from = outgoing.num_landed
-            message = Blocks(outgoing.transfer_id, first, count, digest, outgoing.note_sent(count), on_device)
+                outgoing.busy_from = outgoing.landed_bytes
+            wants_answer = outgoing.note_sent(piece)
+            layers = None if self._is_whole(piece) else (piece.layers.start, piece.layers.stop)
+            first, count = piece.first, piece.count
+            message = Blocks(outgoing.transfer_id, first, count, digest, wants_answer, on_device, layers)
             await send(connection, message, payload)
         finally:
             self._source.take_back(outgoing.sequence)
-        self._counters.note_sent(self._target.incarnation, count, count * self._block_bytes)
+        num_blocks = count if piece.layers.stop == self._num_layers else 0
+        self._counters.note_sent(self._target.incarnation, num_blocks, outgoing.course.bytes_of(piece))
 
-    def _lend(
-        self, connection: transport.Connection, sequence: Sequence, first: int, count: int
-    ) -> Payload | None:
+    def _is_whole(self, piece: Piece) -> bool:
+        return len(piece.layers) == self._num_layers
+
+    def _lend(self, connection: transport.Connection, sequence: Sequence, piece: Piece) -> Payload | None:
         device = self._source.on_device
+        if not self._is_whole(piece):
+            return self._source.lend(sequence, piece.first, piece.count, piece.layers)
         if device is None or connection.on_device is None:
-            return self._source.lend(sequence, first, count)
-        return device.lend_in_place(sequence, first, count)
+            return self._source.lend(sequence, piece.first, piece.count)
+        return device.lend_in_place(sequence, piece.first, piece.count)
 
     async def _receive_loop(self, connection: transport.Connection) -> None:
         while True:
@@ -272,17 +278,17 @@ class Link:
         if outgoing is None:
             return  # about a transfer we gave up: the answer crossed our Cancel
         match message:
-            case Accept(skip_blocks=skip, credit=credit):
-                outgoing.accept(skip, credit)
+            case Accept(skip_blocks=skip, credit_bytes=credit_bytes):
+                outgoing.accept(skip, credit_bytes)
                 self._counters.skipped_blocks += skip
                 self.wake()
-            case Credit(num_landed=num_landed):
-                self._credited(outgoing, num_landed)
+            case Credit(landed_bytes=landed_bytes):
+                self._credited(outgoing, landed_bytes)
             case Landed():
                 self._forget(outgoing)
                 if outgoing.phase is not Phase.HANDED_OVER:
                     raise MessageError(f"Landed for a transfer that is {outgoing.phase.value}")
-                self._note_landed(outgoing, outgoing.num_sent)
+                self._note_landed(outgoing, outgoing.sent_bytes)
                 self._owner.landed(outgoing)
             case Refuse(error=error) | Failed(error=error):
                 self._forget(outgoing)
@@ -290,22 +296,22 @@ class Link:
             case other:
                 raise MessageError(f"unexpected {type(other).__name__} from a decode worker")
 
-    def _credited(self, outgoing: Outgoing, num_landed: int) -> None:
-        self._note_landed(outgoing, num_landed)
+    def _credited(self, outgoing: Outgoing, landed_bytes: int) -> None:
+        self._note_landed(outgoing, landed_bytes)
         if outgoing.awaits_answer:
             self._watch(outgoing)
         elif outgoing.stall_timer is not None:
             outgoing.stall_timer.cancel()
         self.wake()
 
-    def _note_landed(self, outgoing: Outgoing, num_landed: int) -> None:
-        if outgoing.note_landed(num_landed) and num_landed == outgoing.num_sent:
+    def _note_landed(self, outgoing: Outgoing, landed_bytes: int) -> None:
+        if outgoing.note_landed(landed_bytes) and landed_bytes == outgoing.sent_bytes:
             self._note_speed(outgoing)
 
     def _note_speed(self, outgoing: Outgoing) -> None:
         """All that was sent has landed."""
         duration_s = asyncio.get_running_loop().time() - outgoing.busy_since
-        num_bytes = (outgoing.num_landed - outgoing.busy_from) * self._block_bytes
+        num_bytes = outgoing.landed_bytes - outgoing.busy_from
         if duration_s > 0:
             self._counters.note_speed(self._target.incarnation, num_bytes / duration_s)
 

@@ -61,11 +61,21 @@ class BlockSink(Protocol):
         never."""
         ...
 
-    def landing_views(self, reservation: Reservation, first: int, count: int) -> list[memoryview]:
-        """Where ``count`` of the reserved blocks from the ``first`` on are to be written."""
+    def landing_views(
+        self, reservation: Reservation, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview]:
+        """Where ``count`` of the reserved blocks from the ``first`` on, or some layers of each, are to be
+        written."""
         ...
 
-    def landed(self, reservation: Reservation, first: int, count: int, views: list[memoryview]) -> None:
+    def landed(
+        self,
+        reservation: Reservation,
+        first: int,
+        count: int,
+        views: list[memoryview],
+        layers: range | None = None,
+    ) -> None:
         """What was written there is right."""
         ...
 
@@ -164,7 +174,8 @@ class Receiver:
             code: messages.ErrorCode = "draining" if self.draining else "overloaded"
             return self._refuse(peer, offer, WorkerError(code, f"decode worker is {code}"))
         num_blocks = -(-offer.num_tokens // self._layout.block_size)
-        incoming = Incoming(offer, peer, num_blocks, time.monotonic() + offer.deadline_s)
+        deadline = time.monotonic() + offer.deadline_s
+        incoming = Incoming(offer, peer, num_blocks, self._layout.num_layers, deadline)
         self._transfers[offer.transfer_id] = incoming
         if self._waiting or not self._try_accept(incoming):
             self._waiting.append(incoming)
@@ -183,7 +194,7 @@ class Receiver:
         place = self._place(peer.connection, reservation, message)
         incoming.landing = True
         try:
-            is_right = await receive(peer.connection, message, place, self._block_bytes)
+            is_right = await receive(peer.connection, message, place, num_bytes // message.count)
         finally:
             incoming.landing = False
             if incoming.phase is Phase.ENDED:
@@ -193,16 +204,16 @@ class Receiver:
         if not is_right:
             return self._fence(incoming, "checksum")
         if not isinstance(place, DeviceBlocks):
-            self._sink.landed(reservation, message.first, message.count, place)
+            self._sink.landed(reservation, message.first, message.count, place, layers_of(message))
         self.counters.received_bytes += num_bytes
-        incoming.received.update(range(message.first, message.first + message.count))
+        incoming.note_landed(message, num_bytes)
         if message.wants_answer:
-            peer.say(Credit(message.transfer_id, len(incoming.received)))
+            peer.say(Credit(message.transfer_id, incoming.landed_bytes))
 
     def _place(self, connection: transport.Connection, reservation: Reservation, message: Blocks) -> Payload:
         device = self._sink.on_device
         if device is None or connection.on_device is None or not message.on_device:
-            return self._sink.landing_views(reservation, message.first, message.count)
+            return self._sink.landing_views(reservation, message.first, message.count, layers_of(message))
         return device.landing_in_place(reservation, message.first, message.count)
 
     def take_over(self, peer: Peer, handover: Handover) -> None:
@@ -251,8 +262,8 @@ class Receiver:
             return False
         incoming.open(reservation)
         self.counters.tallies["offer_wait_seconds"].observe(time.monotonic() - incoming.offered_at)
-        credit = max(1, self._config.credit_bytes // self._block_bytes)
-        incoming.peer.say(Accept(offer.transfer_id, reservation.num_cached_blocks, credit))
+        credit_bytes = max(self._config.credit_bytes, self._block_bytes)
+        incoming.peer.say(Accept(offer.transfer_id, reservation.num_cached_blocks, credit_bytes))
         # The prompt may still be computing over there: only the deadline bounds the time to the first block.
         self._set_timer(incoming, "transfer took too long")
         return True
@@ -298,3 +309,7 @@ class Receiver:
         error = WorkerError("deadline", text)
         loop = asyncio.get_running_loop()
         incoming.timer = loop.call_later(delay_s, self._fail, incoming, error, error.code)
+
+
+def layers_of(message: Blocks) -> range | None:
+    return None if message.layers is None else range(*message.layers)

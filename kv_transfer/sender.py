@@ -22,6 +22,7 @@ from common.messages import (
 )
 from common.secret import Secret
 from common.sequence import Sequence, SequenceKey
+from kv_transfer.course import Course
 from kv_transfer.link import BlockSource, Link, SenderCounters
 from kv_transfer.outgoing import Outgoing, Phase
 
@@ -82,20 +83,27 @@ class Sender:
             deadline_s=max(0.0, sequence.deadline - time.monotonic()),
         )
         num_blocks = -(-num_tokens // self._layout.block_size)
-        outgoing = Outgoing(transfer_id, generate, sequence, offer, num_blocks)
+        num_layers = self._layout.num_layers
+        course = Course(num_layers, self._block_bytes // num_layers, self._config.piece_bytes)
+        outgoing = Outgoing(transfer_id, generate, sequence, offer, num_blocks, course)
         link = self._link(generate.decode)
         self._transfers[sequence.key] = (link, outgoing)
         link.add(outgoing)
 
-    def progress(self, key: SequenceKey, num_computed: int) -> None:
-        """The first ``num_computed`` tokens have their keys and values in the cache."""
-        if (found := self._transfers.get(key)) is not None:
-            link, outgoing = found
-            if num_computed >= outgoing.offer.num_tokens:
-                outgoing.num_ready = outgoing.num_blocks
-            else:
-                outgoing.num_ready = num_computed // self._layout.block_size
-            link.wake()
+    def progress(self, key: SequenceKey, num_computed: int, num_layers: int | None = None) -> None:
+        """The first ``num_computed`` tokens have their keys and values in the cache; with ``num_layers``,
+        those that a step is computing have those of so many layers."""
+        if (found := self._transfers.get(key)) is None:
+            return
+        link, outgoing = found
+        num_blocks = num_computed // self._layout.block_size
+        if num_computed >= outgoing.offer.num_tokens:
+            num_blocks = outgoing.num_blocks
+        if num_layers is None:
+            outgoing.course.note_whole(num_blocks)
+        else:
+            outgoing.course.note_partial(num_blocks, num_layers)
+        link.wake()
 
     def hand_over(
         self,
@@ -110,7 +118,7 @@ class Sender:
             return
         link, outgoing = found
         outgoing.prefilled_at = time.monotonic()
-        outgoing.num_ready = outgoing.num_blocks
+        outgoing.course.note_whole(outgoing.num_blocks)
         outgoing.handover = Handover(
             transfer_id=outgoing.transfer_id,
             generate=outgoing.generate,
@@ -144,7 +152,6 @@ class Sender:
                 hello,
                 self._source,
                 self._config,
-                self._block_bytes,
                 self.counters,
                 owner=self,
                 secret=self._secret,

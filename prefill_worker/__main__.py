@@ -20,7 +20,7 @@ async def serve(setup: startup.Setup) -> None:
     worker.service = Service(
         setup.worker, setup.incarnation, worker, engine, setup.secret, setup.network.discovery
     )
-    engine.start(worker.on_step)
+    engine.start(worker.on_step, worker.watch)
     try:
         await startup.serve_until_drained(worker.service, setup.worker)
     finally:

@@ -2,9 +2,9 @@
 
 A request with a decode worker named in it is offered to that worker when its prompt has got its blocks here,
 before the first step of it. Not earlier: a decode worker full of places for prompts that wait here for parked
-ones to leave, which wait for a place there, would be a deadlock. Finished blocks go to the sender after every
-step, the first token to the proxy, and what the decode worker has taken over is freed. A request without one
-is served to its end here.
+ones to leave, which wait for a place there, would be a deadlock. The sender hears of finished
+blocks after every step, and during it of every few layers, the proxy gets the first token, and what the
+decode worker has taken over is freed. A request without one is served to its end here.
 
 Three threads meet in this class: the engine's calls ``on_step``, the sender lives in the transfer loop,
 everything else in the main loop. They pass messages by ``call_soon_threadsafe`` and share nothing but the
@@ -17,11 +17,13 @@ from common.engine import Engine
 from common.loop_thread import LoopThread
 from common.messages import Generate, Refusal, Status, Tokens
 from common.outputs import status_of, tokens_of, usage_of
+from common.scheduler import Work
 from common.secret import Secret
 from common.sequence import Sequence, SequenceKey, StepOutput
 from common.service import Service
 from common.timings import timings_of
 from common.tracing import Tracer
+from kernels import Watch
 from kv_transfer.sender import Outcome, Sender
 
 
@@ -52,6 +54,7 @@ class PrefillWorker:
             self._transfer_ended,
             secret,
         )
+        self._config = config
         self._unoffered: dict[SequenceKey, Generate] = {}
         self.service: Service | None = None
 
@@ -101,6 +104,23 @@ class PrefillWorker:
                 self._pass_on(output)
             if output.finish_reason is not None and self._tracer is not None:
                 self._tracer.note(output.sequence, self._name, output.finish_reason)
+
+    def watch(self, works: list[Work]) -> Watch | None:
+        """How the sender hears of layers while a step computes them: no more often than gives it pieces of
+        the usual size."""
+        leaving = [(work.sequence.key, work.start + work.num_tokens) for work in works if _may_leave(work)]
+        cache, num_layers = self._engine.cache, self._engine.layout.num_layers
+        if not leaving or cache.device.type != "cpu" or self._config.layer_groups == 1:
+            return None
+        num_tokens = sum(work.num_tokens for work in works if _may_leave(work))
+        tokens_bytes = num_tokens * cache.layer_bytes // self._engine.layout.block_size
+        every = max(-(-num_layers // self._config.layer_groups), -(-self._config.piece_bytes // tokens_bytes))
+
+        def tell(num_layers: int) -> None:
+            for key, num_computed in leaving:
+                self._transfers.call(self._sender.progress, key, num_computed, num_layers)
+
+        return Watch(every, tell)
 
     def _pass_on(self, output: StepOutput) -> None:
         key = output.sequence.key
@@ -157,3 +177,9 @@ class PrefillWorker:
                 "transfer_skipped_blocks_total": counters.skipped_blocks,
             }
         )
+
+
+def _may_leave(work: Work) -> bool:
+    """Whether the blocks will be wanted elsewhere: the first token may be known to be the last."""
+    sequence = work.sequence
+    return sequence.handoff and sequence.sampling.max_tokens > sequence.num_output_tokens + 1

@@ -72,6 +72,7 @@ class Decoder:
             head_dim**-0.5,
         )
         places = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
+        watch = batch.watch
         step = library.Step(
             token_ids.data_ptr(),
             batch.positions.data_ptr(),
@@ -80,6 +81,8 @@ class Decoder:
             places,
             attention,
             out.data_ptr(),
+            library.TELL(watch.tell) if watch is not None else library.TELL(),
+            watch.every if watch is not None else 0,
         )
         self._library.baton_forward(self._fields, step)
         return out

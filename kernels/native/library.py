@@ -21,6 +21,7 @@ KINDS: dict[torch.dtype | Quantization, int] = {  # enum kind
     "int4": 4,
 }
 ISA_VARIABLE = "BATON_NATIVE_ISA"
+TELL = ctypes.CFUNCTYPE(None, c_int32)
 
 
 class Weight(Structure):
@@ -96,6 +97,8 @@ class Step(Structure):
         ("caches", POINTER(c_void_p)),
         ("attention", Attention),
         ("out", c_void_p),
+        ("tell", TELL),
+        ("tell_every", c_int32),
     ]
 
 

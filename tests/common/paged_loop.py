@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from common.model import Model
-from kernels import AttentionBatch
+from kernels import AttentionBatch, Watch
 
 BLOCK_SIZE = 16
 
@@ -19,7 +19,7 @@ class PagedLoop:
         self.table = torch.arange(num_blocks).flip(0)
         self.num_computed = 0
 
-    def compute(self, token_ids: list[int]) -> Tensor:
+    def compute(self, token_ids: list[int], watch: Watch | None = None) -> Tensor:
         """The next tokens of the sequence -> logits [len(token_ids), vocabulary]."""
         start, end = self.num_computed, self.num_computed + len(token_ids)
         positions = torch.arange(start, end)
@@ -31,6 +31,7 @@ class PagedLoop:
             positions=positions,
             max_query_len=len(token_ids),
             max_context_len=end,
+            watch=watch,
         )
         self.num_computed = end
         with torch.inference_mode():

@@ -49,6 +49,18 @@ def test_neighbours_share_a_view_and_the_order_is_kept() -> None:
     assert cache.views([]) == []
 
 
+def test_some_layers_of_blocks_have_a_view_for_each_block() -> None:
+    cache, other = make_cache(), make_cache()
+    cache.data.copy_(torch.randn(cache.data.shape))
+    for layers in (range(2), range(2, 3)):
+        views = cache.read([1, 2, 5], layers)
+        assert [len(view) for view in views] == [len(layers) * cache.layer_bytes] * 3
+        for target, view in zip(other.landing([0, 4, 3], layers), views, strict=True):
+            target[:] = view
+    assert torch.equal(other.data[[0, 4, 3]], cache.data[[1, 2, 5]])
+    assert not other.data[[1, 2, 5]].any()
+
+
 def test_a_new_cache_is_zero() -> None:
     assert not make_cache("bfloat16").data.any()
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from common.engine import Engine
 from common.messages import Refusal
+from common.scheduler import Work
 from common.sequence import Sequence, SequenceKey, State, StepOutput
 from common.timings import timings_of
-from kernels import AttentionBatch
+from kernels import AttentionBatch, Watch
 from tests.common.toy import (
     EOS,
     MAX_MODEL_LEN,
@@ -161,6 +162,30 @@ def test_reports_progress_of_a_prompt_to_be_handed_over_after_every_step() -> No
         (output,) = engine.step()
         seen.append((sequence.num_computed, len(output.token_ids), output.finish_reason))
     assert seen == [(8, 0, None), (16, 0, None), (20, 1, None)]
+
+
+def test_whoever_watches_a_step_is_named_before_it_and_is_in_its_batch() -> None:
+    seen: list[Watch | None] = []
+
+    class Watched(ToyModel):
+        def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: list[Tensor]) -> Tensor:
+            seen.append(batch.watch)
+            return super().forward(token_ids, batch, caches)
+
+    watches = [Watch(1, int), None]
+    asked: list[list[tuple[int, int]]] = []
+
+    def watcher(works: list[Work]) -> Watch | None:
+        asked.append([(work.start, work.num_tokens) for work in works])
+        return watches[len(asked) - 1]
+
+    engine = make_engine(Watched(), max_num_batched_tokens=8)
+    ended = threading.Event()
+    engine.start(lambda outputs: ended.set() if outputs[-1].token_ids else None, watcher)
+    engine.add(make_sequence("r", prompt(12), handoff=True))
+    assert ended.wait(60.0)
+    engine.stop()
+    assert asked == [[(0, 8)], [(8, 4)]] and seen == watches
 
 
 def test_a_first_token_that_ends_the_request_leaves_nothing_to_hand_over() -> None:

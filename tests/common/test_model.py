@@ -10,7 +10,7 @@ from common import weights
 from common.model import Model
 from common.model_config import ModelConfig
 from common.model_source import ModelFiles, resolve
-from kernels import Ops, cpu, native
+from kernels import Ops, Watch, cpu, native
 from tests import golden
 from tests.common import tiny_models
 from tests.common.paged_loop import PagedLoop, generate
@@ -70,3 +70,23 @@ def test_half_precision_stays_near_float32(tmp_path: Path, ops: Ops) -> None:
     assert logits.dtype == torch.float32
     for position, expected in EXPECTED["qwen3"].items():
         assert (logits[position] - torch.tensor(expected)).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize(("every", "told"), [(1, [1, 2, 3]), (2, [2, 3]), (9, [3])])
+def test_layers_that_were_told_of_are_not_written_any_more(
+    tmp_path: Path, ops: Ops, every: int, told: list[int]
+) -> None:
+    model = tiny(tmp_path, ops, "llama")
+    loop = PagedLoop(model, num_blocks=2)
+    seen: list[int] = []
+    copies: list[list[torch.Tensor]] = []
+
+    def tell(num_layers: int) -> None:
+        seen.append(num_layers)
+        copies.append([cache.clone() for cache in loop.caches[:num_layers]])
+
+    loop.compute(tiny_models.TOKENS, Watch(every, tell))
+    assert seen == told
+    for copied in copies:
+        for then, now in zip(copied, loop.caches, strict=False):
+            torch.testing.assert_close(then, now, rtol=0, atol=0, equal_nan=True)

@@ -49,6 +49,22 @@ def test_blocks_that_lie_anywhere_travel_by_way_of_main_memory(
     assert torch.equal(target.data[others], before[others])
 
 
+@pytest.mark.parametrize("block_ops", [specification, blocks])
+def test_layers_that_come_one_after_the_other_add_up_to_the_blocks(block_ops: ModuleType) -> None:
+    source, target = make_cache(block_ops), make_cache(block_ops)
+    before = target.data.clone()
+    places = [1, 2, 3, 8, 9, 10]
+    for layers in (range(1), range(1, 3)):
+        (payload,) = source.read(MANY, layers)
+        assert len(payload) == len(MANY) * len(layers) * source.layer_bytes
+        views = target.landing(places, layers)
+        views[0][:] = payload
+        target.landed(places, views, layers)
+    assert torch.equal(target.data[places], source.data[MANY])
+    others = [index for index in range(13) if index not in places]
+    assert torch.equal(target.data[others], before[others])
+
+
 def test_a_gathered_piece_has_the_bytes_of_the_blocks_one_by_one() -> None:
     cache = make_cache(blocks)
     (gathered,) = cache.read(MANY)

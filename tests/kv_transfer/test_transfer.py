@@ -38,7 +38,9 @@ from kv_transfer.sender import Outcome, Sender
 
 BLOCK_BYTES = 512
 BLOCK_SIZE = 4
-LAYOUT = Layout(1, "model", "float32", 2, 1, 8, BLOCK_SIZE)
+NUM_LAYERS = 4
+LAYER_BYTES = BLOCK_BYTES // NUM_LAYERS
+LAYOUT = Layout(1, "model", "float32", NUM_LAYERS, 1, 4, BLOCK_SIZE)
 CONFIG = TransferConfig(piece_bytes=2 * BLOCK_BYTES, credit_bytes=4 * BLOCK_BYTES, stall_timeout_s=5.0)
 TIMEOUT_S = 30.0
 names = count()
@@ -63,11 +65,17 @@ class Memory:
     def block(self, block_id: int) -> memoryview:
         return memoryview(self.data)[block_id * BLOCK_BYTES : (block_id + 1) * BLOCK_BYTES]
 
-    def lend(self, sequence: Sequence, first: int, count: int) -> list[memoryview] | None:
+    def part(self, block_id: int, layers: range | None) -> memoryview:
+        layers = layers or range(NUM_LAYERS)
+        return self.block(block_id)[layers.start * LAYER_BYTES : layers.stop * LAYER_BYTES]
+
+    def lend(
+        self, sequence: Sequence, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview] | None:
         if sequence.key in self.dead:
             return None
         self.lent += 1
-        return [self.block(b) for b in sequence.block_ids[first : first + count]]
+        return [self.part(b, layers) for b in sequence.block_ids[first : first + count]]
 
     def take_back(self, sequence: Sequence) -> None:
         self.lent -= 1
@@ -86,10 +94,19 @@ class Memory:
         fresh = [self.free.pop() for _ in range(needed - len(known))]
         return Reservation(num_tokens, block_hashes, known + fresh, len(known))
 
-    def landing_views(self, held: Reservation, first: int, count: int) -> list[memoryview]:
-        return [self.block(b) for b in held.block_ids[first : first + count]]
+    def landing_views(
+        self, held: Reservation, first: int, count: int, layers: range | None = None
+    ) -> list[memoryview]:
+        return [self.part(b, layers) for b in held.block_ids[first : first + count]]
 
-    def landed(self, held: Reservation, first: int, count: int, views: list[memoryview]) -> None:
+    def landed(
+        self,
+        held: Reservation,
+        first: int,
+        count: int,
+        views: list[memoryview],
+        layers: range | None = None,
+    ) -> None:
         pass
 
     def cancel(self, held: Reservation) -> None:
@@ -188,6 +205,64 @@ async def test_finished_blocks_travel_before_the_prompt_is_computed() -> None:
         assert (await pair.outcome()).error is None
 
 
+async def test_layers_travel_while_the_others_are_computed() -> None:
+    async with running(Pair()) as pair:
+        generate, sequence = pair.p.prompt("a", 30, pair.target)
+        pair.sender.offer(generate, sequence)
+        for num_layers in range(1, NUM_LAYERS + 1):
+            pair.sender.progress(sequence.key, 18, num_layers)
+            expected = 4 * num_layers * LAYER_BYTES
+            await until(lambda expected=expected: pair.sender.counters.sent_bytes == expected)  # type: ignore[misc]
+        pair.sender.progress(sequence.key, 18)
+        pair.sender.progress(sequence.key, 30, 3)
+        await until(lambda: pair.receiver.counters.received_bytes == 4 * BLOCK_BYTES + 4 * 3 * LAYER_BYTES)
+        assert "a" not in pair.adopted
+        pair.sender.hand_over(sequence.key, (7,), (), {})
+        assert (await pair.outcome()).error is None
+        assert pair.received("a") == pair.sent(sequence)
+        assert pair.sender.counters.sent_blocks == 8
+        assert pair.sender.counters.sent_bytes == pair.receiver.counters.received_bytes == 8 * BLOCK_BYTES
+
+
+async def test_a_step_under_way_when_the_offer_is_accepted_gives_what_it_has_passed() -> None:
+    async with running(Pair(decode_blocks=10)) as pair:
+        first, (generate, sequence) = pair.p.prompt("a", 30, pair.target), pair.p.prompt("b", 30, pair.target)
+        pair.send_all(*first)
+        assert (await pair.outcome()).error is None
+        pair.sender.offer(generate, sequence)
+        pair.sender.progress(sequence.key, 30, 2)
+        await until(lambda: pair.receiver.num_open == 1)
+        sent_before = pair.sender.counters.sent_bytes
+        pair.d.cancel(pair.adopted["a"][0])
+        pair.receiver.admit_waiting()
+        await until(lambda: pair.sender.counters.sent_bytes == sent_before + 8 * 2 * LAYER_BYTES)
+        pair.sender.hand_over(sequence.key, (7,), (), {})
+        assert (await pair.outcome()).error is None
+        assert pair.received("b") == pair.sent(sequence)
+
+
+@pytest.mark.parametrize("ends", ["cancelled here", "aborted there", "connection lost"])
+async def test_a_transfer_that_ends_in_the_middle_of_a_step_leaves_nothing_behind(ends: str) -> None:
+    pair = Pair()
+    listener = await transport.listen(pair.address, pair.receiver.serve)
+    generate, sequence = pair.p.prompt("a", 30, pair.target)
+    pair.sender.offer(generate, sequence)
+    pair.sender.progress(sequence.key, 30, 2)
+    await until(lambda: pair.receiver.counters.received_bytes == 8 * 2 * LAYER_BYTES)
+    if ends == "cancelled here":
+        pair.sender.cancel(sequence.key, "client left")
+    elif ends == "aborted there":
+        assert pair.receiver.abort(sequence.key, "client left")
+    else:
+        await listener.close()
+    await until(lambda: pair.receiver.num_open == 0 and pair.sender.num_open == 0)
+    pair.sender.progress(sequence.key, 30, 4)
+    pair.sender.hand_over(sequence.key, (7,), (), {})
+    assert len(pair.d.free) == pair.d.num_blocks and pair.p.lent == 0 and not pair.adopted
+    await pair.sender.close()
+    await listener.close()
+
+
 async def test_what_is_followed_at_once_goes_unanswered_up_to_a_quarter_of_the_credit() -> None:
     config = replace(CONFIG, credit_bytes=64 * BLOCK_BYTES)
     answered: list[int] = []
@@ -197,11 +272,12 @@ async def test_what_is_followed_at_once_goes_unanswered_up_to_a_quarter_of_the_c
         await connection.send(messages.encode(Welcome("d1")))
         offer = messages.decode_transfer((await connection.receive())[0])
         assert isinstance(offer, Offer)
-        await connection.send(messages.encode(Accept(offer.transfer_id, 0, 64)))
+        await connection.send(messages.encode(Accept(offer.transfer_id, 0, config.credit_bytes)))
         while isinstance(message := messages.decode_transfer((await connection.receive())[0]), Blocks):
             if message.wants_answer:
                 answered.append(message.first + message.count)
-                await connection.send(messages.encode(messages.Credit(offer.transfer_id, answered[-1])))
+                landed = messages.Credit(offer.transfer_id, answered[-1] * BLOCK_BYTES)
+                await connection.send(messages.encode(landed))
         await connection.send(messages.encode(messages.Landed(offer.transfer_id)))
 
     async with running(Pair(config=config), serve) as pair:
@@ -391,6 +467,10 @@ def blocks(first: int, count: int, payload: bytes) -> Blocks:
     return Blocks("t", first, count, checksum([memoryview(payload)]))
 
 
+def layers_of_block(start: int, stop: int, payload: bytes) -> Blocks:
+    return Blocks("t", 0, 1, checksum([memoryview(payload)]), layers=(start, stop))
+
+
 @pytest.mark.parametrize(
     ("message", "payload", "cause"),
     [
@@ -399,6 +479,12 @@ def blocks(first: int, count: int, payload: bytes) -> Blocks:
         (blocks(3, 2, b"x" * 2 * BLOCK_BYTES), b"x" * 2 * BLOCK_BYTES, "wrong extent"),
         (blocks(-1, 1, b"x" * BLOCK_BYTES), b"x" * BLOCK_BYTES, "wrong extent"),
         (blocks(0, 0, b""), b"", "wrong extent"),
+        (layers_of_block(0, 2, b"x" * 2 * LAYER_BYTES), b"y" * 2 * LAYER_BYTES, "checksum"),
+        (layers_of_block(0, 2, b"x" * 256), b"x" * BLOCK_BYTES, "wrong extent"),
+        (layers_of_block(2, 2, b""), b"", "wrong extent"),
+        (layers_of_block(3, 5, b"x" * 2 * LAYER_BYTES), b"x" * 2 * LAYER_BYTES, "wrong extent"),
+        (layers_of_block(-1, 1, b"x" * 2 * LAYER_BYTES), b"x" * 2 * LAYER_BYTES, "wrong extent"),
+        (layers_of_block(2, 4, b"x" * 2 * LAYER_BYTES), b"x" * 2 * LAYER_BYTES, "layers are missing"),
         (
             Handover("t", Generate("a", 0, (1,) * 16, 16, "x", Sampling(1)), (7,)),
             b"",
@@ -433,6 +519,30 @@ async def test_a_repeated_run_of_blocks_ends_the_transfer() -> None:
         await peer.say(blocks(0, 1, payload), payload)
         assert isinstance(await peer.hear(), Failed)
         assert pair.receiver.counters.num_fenced["repeated"] == 1
+
+
+async def test_layers_that_come_twice_end_the_transfer() -> None:
+    pair = Pair()
+    async with rogue(pair) as peer:
+        await peer.open()
+        payload = b"x" * 2 * LAYER_BYTES
+        await peer.say(layers_of_block(0, 2, payload), payload)
+        assert await peer.hear() == messages.Credit("t", 2 * LAYER_BYTES)
+        await peer.say(layers_of_block(1, 3, payload), payload)
+        assert isinstance(await peer.hear(), Failed)
+        assert pair.receiver.counters.num_fenced["repeated"] == 1
+
+
+async def test_blocks_without_their_last_layers_are_not_handed_over() -> None:
+    pair = Pair()
+    async with rogue(pair) as peer:
+        await peer.open(num_tokens=4)
+        payload = b"x" * 3 * LAYER_BYTES
+        await peer.say(layers_of_block(0, 3, payload), payload)
+        await peer.hear()
+        await peer.say(Handover("t", Generate("a", 0, (1,) * 4, 4, "x", Sampling(1)), (7,)))
+        assert isinstance(await peer.hear(), Failed)
+        assert pair.receiver.counters.num_fenced["handover before all blocks"] == 1 and not pair.adopted
 
 
 async def test_data_for_no_open_transfer_is_counted_and_writes_nothing() -> None:
@@ -560,7 +670,7 @@ async def test_a_receiver_that_stops_answering_fails_the_transfer() -> None:
         header, _ = await connection.receive()
         offer = messages.decode_transfer(header)
         assert isinstance(offer, Offer)
-        await connection.send(messages.encode(Accept(offer.transfer_id, 0, 100)))
+        await connection.send(messages.encode(Accept(offer.transfer_id, 0, 100 * BLOCK_BYTES)))
         while True:
             await connection.receive()
 

@@ -78,6 +78,8 @@ struct step {
     void *const *caches;                          /* one layer's [N, 2, G, B, D] each */
     struct attention attention;                   /* all but q, out, cache, window */
     void *out;                                    /* [T, hidden] */
+    void (*tell)(int32_t num_layers);             /* so many layers' keys and values are in the caches; or null */
+    int32_t tell_every;                           /* layers; of the last one in any case */
 };
 
 /* One instruction set's kernels. */

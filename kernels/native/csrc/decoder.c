@@ -100,6 +100,8 @@ void baton_forward(const struct decoder *d, const struct step *s)
         kernels->rms_norm(update, residual, layer->input_norm, d->eps, s->num_tokens, d->hidden, &b.x,
                           residual);
         attend(d, s, index, &b);
+        if (s->tell && ((index + 1) % s->tell_every == 0 || index + 1 == d->num_layers))
+            s->tell(index + 1);
         feed_forward(d, s, layer, &b);
     }
     kernels->add(&b.update, &b.residual, s->num_tokens, d->hidden, &out);
