@@ -14,7 +14,9 @@
 #     pyzmq==27.3.0
 #
 # What goes by ZeroMQ or UCX is left out where pyzmq or ucxx is missing; the wheels of ucxx are larger.
-# ARGS are passed on: ARGS=--tiny runs all of it without a GPU, in Triton's interpreter (TRITON_INTERPRET=1).
+# Rows are written as they come, and each part is a process of its own: what fails, crashes or hangs is told and costs the
+# other parts nothing. PART='large model' runs one alone. ARGS are passed on: ARGS=--tiny runs all of it without a
+# GPU, in Triton's interpreter (TRITON_INTERPRET=1).
 set -euo pipefail
 WHEELS=${1:+$(realpath "$1")}
 OUT=${OUT:+$(realpath "$OUT")}
@@ -37,4 +39,4 @@ if test -n "$WHEELS" && ! "$PYTHON" -c 'import zmq' 2>/dev/null; then
 fi
 
 # shellcheck disable=SC2086
-timeout 480 "$PYTHON" -m benchmarks.gpu ${OUT:+--out "$OUT/gpu.md"} ${ARGS:-}
+timeout 480 "$PYTHON" -m benchmarks.gpu ${OUT:+--out "$OUT/gpu.md"} ${PART:+--part "$PART"} ${ARGS:-}

@@ -70,9 +70,17 @@ def add(engine: Engine, name: str, num_tokens: int, max_tokens: int, handoff: bo
     return sequence
 
 
+def step(engine: Engine) -> None:
+    """Raises ``RuntimeError`` where a sequence ends with an error: what is quick because it failed is not
+    measured, nor waited for."""
+    for output in engine.step():
+        if output.error is not None:
+            raise RuntimeError(output.error.message)
+
+
 def drain(engine: Engine) -> None:
     while engine.load().num_running + engine.load().num_waiting:
-        engine.step()
+        step(engine)
 
 
 def prefill_tokens_per_s(model: Model, load: Load) -> float:
@@ -93,13 +101,13 @@ def decoding(model: Model, load: Load, batch: int, is_recorded: bool) -> Engine:
     engine = make_engine(model, load, is_recorded, batch)
     sequences = [add(engine, f"r{i}", load.context, most_tokens(load, batch)) for i in range(batch)]
     while min(sequence.num_output_tokens for sequence in sequences) < 3:
-        engine.step()
+        step(engine)
     return engine
 
 
 def step_s(engine: Engine, load: Load) -> float:
     count = engine.load().num_running
-    seconds = timing.elapsed(lambda: [engine.step() for _ in range(load.steps)], engine.cache.device)
+    seconds = timing.elapsed(lambda: [step(engine) for _ in range(load.steps)], engine.cache.device)
     assert engine.load().num_running == count, "a sequence has ended before its time was taken"
     return seconds / load.steps
 

@@ -127,6 +127,18 @@ def test_an_engine_is_timed_and_handed_over_from() -> None:
     assert moved.num_bytes == 1 * 2 * TINY.num_layers * TINY.num_kv_heads * 16 * TINY.head_dim * 4
 
 
+def test_an_engine_whose_steps_fail_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    model = build(TINY, cpu, torch.float32, CPU)
+    monkeypatch.setattr(model, "forward", fail)
+    load = serving.Load(prompt_tokens=20, batches=(2,), context=10, steps=2)
+    for rows in serving.pieces("tiny", model, load, is_gpu=False):
+        with pytest.raises(RuntimeError, match="a step failed"):
+            list(rows)
+
+
 def test_random_weights_are_the_same_each_time() -> None:
     first, second = (torch.empty(TINY.vocab_size, TINY.hidden_size) for _ in range(2))
     for target in (first, second):
