@@ -27,11 +27,17 @@ JOIN_S = 60.0
 MAX_OPEN = 1024
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Way:
     name: str
     server: Server
-    run: Run = field(default_factory=Run)  # all that was sent this way and is counted
+    turns: list[Run] = field(default_factory=list)  # what was sent this way and is counted
+
+    @property
+    def run(self) -> Run:
+        """All turns as one."""
+        outcomes = [outcome for turn in self.turns for outcome in turn.outcomes]
+        return Run(outcomes, wall_s=sum(turn.wall_s for turn in self.turns))
 
     def target(self, salt: str) -> Target:
         return Target(
@@ -39,10 +45,9 @@ class Way:
         )
 
     def send(self, dues: Iterable[Due], salt: str = "") -> None:
-        """Requests at their times, until all are answered."""
-        found = asyncio.run(generator.open_loop(self.target(salt), dues, MAX_OPEN, lambda _: None))
-        self.run.outcomes += found.outcomes
-        self.run.wall_s += found.wall_s
+        """A turn: requests at their times, until all are answered."""
+        loop = generator.open_loop(self.target(salt), dues, MAX_OPEN, lambda _: None)
+        self.turns.append(asyncio.run(loop))
 
     def saturate(self, requests: Iterator[Planned], seconds: float, num_clients: int) -> Figures:
         """As many as it answers for so many clients; not counted."""

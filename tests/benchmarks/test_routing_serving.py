@@ -38,17 +38,25 @@ def test_pieces_hold_every_request_once_and_keep_their_distances() -> None:
     assert [due.planned for piece in found for due in piece] == requests
 
 
-def row(mode: str, num_good: int) -> Row:
-    quick = [Outcome(0.0, sent_at=0.0, token_times=[0.1], num_output_tokens=1) for _ in range(num_good)]
-    slow = [Outcome(0.0, sent_at=0.0, token_times=[9.0], num_output_tokens=1) for _ in range(100 - num_good)]
-    found = figures(Run(quick + slow, wall_s=10.0), Targets(ttft_s=1.0))
-    return Row("w", 10.0, mode, found, num_good / 10.0, 0.5)
+def row(mode: str, num_good: tuple[int, ...]) -> Row:
+    outcomes = [Outcome(0.0, sent_at=0.0, token_times=[0.1], num_output_tokens=1)]
+    return Row("w", 10.0, mode, figures(Run(outcomes, wall_s=1.0), Targets()), num_good, sum(num_good), 0.5)
 
 
 def test_auto_must_keep_up_with_the_better_of_the_others() -> None:
-    assert verdict([row("auto", 76), row("always", 80), row("never", 30)], "w")[1]
-    assert verdict([row("auto", 90), row("always", 10), row("never", 80)], "w")[1]
-    text, kept = verdict([row("auto", 70), row("always", 30), row("never", 80)], "w")
+    steady = (20, 20, 20, 20)
+    assert verdict([row("auto", (20, 19, 20, 20)), row("always", steady), row("never", (9, 9, 9, 9))], "w")[1]
+    text, kept = verdict(
+        [row("auto", (18, 17, 18, 17)), row("always", (5, 5, 5, 5)), row("never", steady)], "w"
+    )
     assert not kept
-    assert "0.875" in text and "never" in text
-    assert not verdict([row("auto", 0), row("always", 0), row("never", 0)], "w")[1]
+    assert "0.875" in text and "never" in text and "FAIL" in text
+    none = (0, 0, 0, 0)
+    assert not verdict([row("auto", none), row("always", none), row("never", none)], "w")[1]
+
+
+def test_turns_that_differ_much_show_nothing() -> None:
+    rows = [row("auto", (30, 2, 25, 23)), row("always", (20, 20, 20, 20)), row("never", (1, 1, 1, 1))]
+    text, kept = verdict(rows, "w")
+    assert not kept
+    assert "not shown" in text
