@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -91,23 +92,38 @@ def running(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """A server that listens on ``port``, once it is ready; ended afterwards, with what it started."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=dict(os.environ if environment is None else environment),
-        start_new_session=True,
-    )
     server = Server(f"http://127.0.0.1:{port}")
-    try:
-        wait_ready(server, process, ready_path, start_timeout_s)
-        yield server
-    finally:
-        process.terminate()
+    with unwound_by_sigterm():
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(os.environ if environment is None else environment),
+            start_new_session=True,
+        )
         try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            wait_ready(server, process, ready_path, start_timeout_s)
+            yield server
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """By default SIGTERM ends this process alone, and what it has started stays."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def wait_ready(
