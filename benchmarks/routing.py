@@ -96,6 +96,7 @@ def _status(number: int) -> Status:
         block_bytes=184_320,
         links={f"w{other}": 1e9 + other for other in range(1, NUM_WORKERS, 2)} if role == "prefill" else {},
         locality={"host": f"h{number // 8}", "rack": f"r{number // 32}"},
+        seat=f"h{number // 8} {number % 8}",
     )
 
 

@@ -55,6 +55,16 @@ def pin(cores: tuple[int, ...]) -> int:
     return len(chosen)
 
 
+def seat() -> str:
+    """A name of the cores that this process may use, on this machine: equal in processes that share them all.
+    Empty where the machine cannot be told from others."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    return f"{machine} {','.join(map(str, sorted(allowed())))}"
+
+
 def thread_variables(num_threads: int) -> dict[str, str]:
     """Environment variables by which numeric libraries start ``num_threads`` threads."""
     return dict.fromkeys(_THREAD_VARIABLES, str(num_threads))

@@ -67,4 +67,5 @@ def status_of(
         block_bytes=engine.cache.block_bytes,
         links=links or {},
         locality=usage.locality,
+        seat=usage.seat,
     )

@@ -2,7 +2,7 @@
 
 import psutil
 
-from common import nvml
+from common import cores, nvml
 
 Gauges = dict[str, float]
 
@@ -15,6 +15,9 @@ class Usage:
         self._process = psutil.Process()
         self._gpu = nvml.find(gpu_uuid) if gpu_uuid else None
         self.locality = {} if self._gpu is None else self._gpu.locality()  # labels, as in a worker's Status
+        self.seat = (
+            "" if gpu_uuid else cores.seat()
+        )  # as there; what computes on a GPU leaves cores to others
 
     def counters(self) -> dict[str, float]:
         times = self._process.cpu_times()

@@ -1,22 +1,25 @@
 """What a request would cost on each pair of workers, in seconds, from what the workers have measured.
 
-    TTFT      = queue of the one that prefills + its fixed share of a step + tokens that its cache lacks
+    TTFT      = queue on the cores of whoever prefills + a step there + tokens that its cache lacks
     transfer  = blocks that the decode worker lacks, over the link between the two, and a step to join
     computing = tokens that its cache lacks once more, times ``RECOMPUTING``: they take time from prompts
                 that come later, and room from what these would find
     crowding  = a step for every sequence on the decode worker
-    delay     = what the streams on a decode worker lose while it prefills this prompt itself
+    delay     = what the streams on these cores lose while the prompt is computed
 
 The cost is their sum. Transfers are hidden by the prefill in part; how much is not known here, so all counts.
-A decode worker alone is a pair without a transfer but with a delay, so that short prompts, and those it knows
-already, stay where they are decoded. It may only do so where a step with the prompt in it keeps the
-inter-token target: ``Targets.itl_s``, or without one some ordinary steps.
+A decode worker alone is a pair without a transfer that delays its own streams, so that short prompts, and
+those it knows already, stay where they are decoded. Where cores are few, prefill workers share them with
+decode workers: such a pair delays their streams as well, and its queue is that of all who have these cores.
+
+A decode worker may only prefill where a step with the prompt in it keeps the inter-token target:
+``Targets.itl_s``, or without one some ordinary steps.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from proxy.fleet import Candidate, Fleet, Need
+from proxy.fleet import Candidate, Fleet, Need, Work
 
 RECOMPUTING = 1.0
 NUM_BEST = 4  # of each side are looked at as pairs
@@ -90,13 +93,16 @@ def compute_time(worker: Candidate, need: Need, fleet: Fleet) -> float:
 
 
 def time_to_first_token(worker: Candidate, need: Need, fleet: Fleet) -> float:
-    num_tokens = worker.queued_tokens + need.num_tokens - need.num_cached(worker)
+    num_queued, _ = work_there(worker, fleet)
+    num_tokens = num_queued + need.num_tokens - need.num_cached(worker)
     return worker.pace.step_s + num_tokens / speed_of(worker, fleet)
 
 
-def prefill_cost(worker: Candidate, need: Need, fleet: Fleet) -> float:
+def prefill_cost(worker: Candidate, need: Need, fleet: Fleet, num_streams: int = 0) -> float:
+    """``num_streams``: its own, which it would delay."""
     num_lacking = need.num_tokens - need.num_cached(worker)
-    num_tokens = worker.queued_tokens + (1 + RECOMPUTING) * num_lacking
+    num_queued, num_streams = work_there(worker, fleet, num_streams)
+    num_tokens = num_queued + (1 + RECOMPUTING + num_streams) * num_lacking
     return worker.pace.step_s + num_tokens / speed_of(worker, fleet)
 
 
@@ -105,8 +111,12 @@ def decode_cost(worker: Candidate, need: Need) -> float:
 
 
 def cost_alone(worker: Candidate, need: Need, fleet: Fleet) -> float:
-    delay_s = worker.num_sequences * compute_time(worker, need, fleet)
-    return prefill_cost(worker, need, fleet) + decode_cost(worker, need) + delay_s
+    return prefill_cost(worker, need, fleet, worker.num_sequences) + decode_cost(worker, need)
+
+
+def work_there(worker: Candidate, fleet: Fleet, num_streams: int = 0) -> Work:
+    """On its cores; ``num_streams`` are its own."""
+    return fleet.seats.get(worker.seat) or Work(worker.queued_tokens, num_streams)
 
 
 def speed_of(worker: Candidate, fleet: Fleet) -> float:

@@ -1,6 +1,6 @@
 """The workers, and what a request needs of them, as routing sees both."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from common.messages import Pace
@@ -23,6 +23,7 @@ class Candidate(NamedTuple):
     links: Mapping[str, float] = {}  # bytes/s to decode workers, by their incarnation
     mean_link: float = 0.0  # of these
     locality: Mapping[str, str] = {}
+    seat: str = ""  # the cores that it has, alone or with others that name them alike; empty: not known
 
 
 class Targets(NamedTuple):
@@ -51,11 +52,20 @@ class Need(NamedTuple):
         return min(found, most) * worker.block_size
 
 
+class Work(NamedTuple):
+    """What there is to do on some cores."""
+
+    queued_tokens: int
+    num_streams: int  # sequences on decode workers
+
+
 class Fleet(NamedTuple):
-    """What is known of all workers together, for those that have measured nothing yet; 0: nothing."""
+    """What is known of all workers together: for those that have measured nothing yet, 0 where nobody has;
+    and for those that share their cores."""
 
     tokens_per_s: float = 0.0
     bytes_per_s: float = 0.0
+    seats: Mapping[str, Work] = {}
 
 
 class Snapshot(NamedTuple):
@@ -72,14 +82,21 @@ class Choice(NamedTuple):
     fallback: bool = False  # no prefill worker, though there should be one
 
 
-def fleet_of(workers: Iterable[Candidate]) -> Fleet:
+def fleet_of(prefill: Sequence[Candidate], decode: Sequence[Candidate]) -> Fleet:
     num_speeds = num_links = 0
     tokens_per_s = bytes_per_s = 0.0
-    for worker in workers:
+    for worker in (*prefill, *decode):
         if speed := worker.pace.prefill_tokens_per_s:
             tokens_per_s += speed
             num_speeds += 1
         if worker.mean_link:
             bytes_per_s += worker.mean_link
             num_links += 1
-    return Fleet(tokens_per_s / max(1, num_speeds), bytes_per_s / max(1, num_links))
+    seats: dict[str, Work] = {}
+    for workers, has_streams in ((prefill, False), (decode, True)):
+        for worker in workers:
+            if worker.seat:
+                queued, streams = seats.get(worker.seat, (0, 0))
+                streams += worker.num_sequences if has_streams else 0
+                seats[worker.seat] = Work(queued + worker.queued_tokens, streams)
+    return Fleet(tokens_per_s / max(1, num_speeds), bytes_per_s / max(1, num_links), seats)

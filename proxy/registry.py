@@ -164,7 +164,7 @@ class Registry:
             [w.candidate(now) for w in self._workers.values() if w.role == role and w.takes_work]
             for role in ("prefill", "decode")
         )
-        fleet = fleet_of([*prefill, *decode])
+        fleet = fleet_of(prefill, decode)
         return Snapshot(prefill, decode, self._expects_prefill, self._allows_fallback, fleet)
 
     def hear_blocks(self, peer: Peer, news: BlocksStored | BlocksRemoved) -> None:

@@ -108,4 +108,5 @@ class Worker:
             links=status.links,
             mean_link=sum(status.links.values()) / len(status.links) if status.links else 0.0,
             locality=status.locality,
+            seat=status.seat,
         )

@@ -47,3 +47,14 @@ def test_cores_that_the_process_may_not_use_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="--cores: this process may not use 4711"):
         cores.pin((4711,))
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.skipif(len(cores.allowed()) < 2, reason="needs two cores")
+def test_processes_on_the_same_cores_have_one_seat_and_others_another() -> None:
+    def seat_of(own: tuple[int, ...]) -> str:
+        program = f"import os; os.sched_setaffinity(0, {own}); from common import cores; print(cores.seat())"
+        return subprocess.check_output([sys.executable, "-c", program], text=True).strip()
+
+    first, second = cores.allowed()[:2]
+    assert seat_of((first, second)) == seat_of((second, first))
+    assert len({seat_of((first,)), seat_of((second,)), seat_of((first, second)), ""}) == 4

@@ -107,7 +107,7 @@ def test_the_closer_pair_of_gpus_is_taken_to_be_faster() -> None:
     source, *others = places(Driver(between(4, SYSTEM, g01=LINK, g02=SWITCH)))
     p = worker("p", locality=source)
     candidates = [worker("d", locality=place) for place in others]
-    near, bridged, far = (transfer_time(p, d, NEED, fleet_of([])) for d in candidates)
+    near, bridged, far = (transfer_time(p, d, NEED, fleet_of([], [])) for d in candidates)
     assert near < bridged < far
 
 

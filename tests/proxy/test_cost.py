@@ -19,7 +19,7 @@ def worker(name: str, **changes: object) -> Candidate:
 def test_predicts_the_first_token_from_queue_speed_and_what_is_cached() -> None:
     need = NEED._replace(overlap={"p": 25})
     p, d = worker("p", queued_tokens=500), worker("d", num_sequences=3)
-    told = cost.predict(p, d, need, fleet_of([p, d]))
+    told = cost.predict(p, d, need, fleet_of([p], [d]))
     assert told.num_cached == 400
     assert told.ttft_s == pytest.approx(0.01 + (500 + 600) / 1000)
     assert told.itl_s == pytest.approx(0.01)
@@ -66,7 +66,7 @@ def test_a_worker_further_away_is_dearer_label_by_label() -> None:
     p = worker("p", locality={"host": "a", "rack": "r"})
     places: list[dict[str, str]] = [{"host": "a", "rack": "r"}, {"host": "b", "rack": "r"}, {"host": "b"}]
     decode = [worker("d", locality=place, pace=Pace()) for place in places]
-    times = [cost.transfer_time(p, d, NEED, fleet_of([])) for d in decode]
+    times = [cost.transfer_time(p, d, NEED, fleet_of([], [])) for d in decode]
     assert times == [pytest.approx(times[0] * cost.DISTANCE**distance) for distance in range(3)]
 
 
@@ -98,6 +98,25 @@ def test_streams_that_would_be_delayed_speak_against_prefilling_beside_them() ->
     need = NEED._replace(num_tokens=15)
     busy = snapshot([worker("p", block_bytes=1)], [worker("d", num_sequences=20, block_bytes=1)])
     assert choose(busy, need).prefill == "p"  # type: ignore[union-attr]
+
+
+def test_a_prefill_worker_on_the_cores_of_a_decode_worker_spares_its_streams_nothing() -> None:
+    need = NEED._replace(num_tokens=15)
+    p, d = worker("p", block_bytes=1), worker("d", num_sequences=20, block_bytes=1)
+    apart = snapshot([p._replace(seat="a")], [d._replace(seat="b")])
+    assert choose(apart, need).prefill == "p"  # type: ignore[union-attr]
+    together = snapshot([p._replace(seat="a")], [d._replace(seat="a")])
+    assert choose(together, need).prefill is None  # type: ignore[union-attr]
+
+
+def test_prompts_are_computed_where_the_cores_have_least_to_do() -> None:
+    prefill = [worker("p1", seat="a"), worker("p2", seat="b", last_used=1)]
+    streams = [worker("d1", seat="a", num_sequences=3), worker("d2", seat="b")]
+    assert choose(snapshot(prefill, streams), NEED).prefill == "p2"  # type: ignore[union-attr]
+    prompts = [worker("d1", seat="a", queued_tokens=100), worker("d2", seat="b", num_sequences=1)]
+    fleet = snapshot(prefill, prompts)
+    told = [cost.predict(p, prompts[1], NEED, fleet.fleet).ttft_s for p in prefill]
+    assert told[0] - told[1] == pytest.approx(0.1)
 
 
 def test_nothing_is_prefilled_where_it_is_decoded_before_anything_is_measured() -> None:

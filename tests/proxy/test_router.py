@@ -25,7 +25,7 @@ def snapshot(
     expects_prefill: bool = True,
     fallback: bool = True,
 ) -> Snapshot:
-    return Snapshot(prefill, decode, expects_prefill, fallback, fleet_of([*prefill, *decode]))
+    return Snapshot(prefill, decode, expects_prefill, fallback, fleet_of(prefill, decode))
 
 
 NEED = Need(num_tokens=100, max_total_tokens=200)
