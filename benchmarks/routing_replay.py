@@ -30,14 +30,19 @@ LEAST_HITS, MOST_TTFT = 0.9, 0.7  # of one infinite cache's, of round robin's
 
 
 def conversations(path: Path, num_turns: int) -> list[Recorded]:
-    """Requests of whole conversations, of ``MIN_TURNS`` turns at least, in order of arrival."""
+    """Requests of whole conversations, of ``MIN_TURNS`` turns at least, in order of arrival. So many of them,
+    begun all over the trace: taken from its start they would all be under way at once, and then none."""
     chains: dict[int, list[Recorded]] = defaultdict(list)
     for one in traces.read(path):
         if len(one.block_ids) > 1:  # the first block is what all have in common
             chains[one.block_ids[1]].append(one)
+    long = [chain for chain in chains.values() if MIN_TURNS <= len(chain) <= num_turns]
+    total = sum(map(len, long))
     chosen: list[Recorded] = []
-    for chain in chains.values():
-        if len(chain) >= MIN_TURNS and len(chosen) + len(chain) <= num_turns:
+    passed = 0
+    for chain in long:
+        passed += len(chain)
+        if len(chosen) + len(chain) <= num_turns * passed / total:
             chosen += chain
     return sorted(chosen, key=lambda one: one.at_s)
 
