@@ -136,7 +136,6 @@ class WorkerConfig:
     )
     metrics_host: str = option("127.0.0.1", "address of it")
     heartbeat_interval_s: float = option(0.5, "time between status messages")
-    drain_timeout_s: float = option(30.0, "time to finish running requests after SIGTERM")
 
     def __post_init__(self) -> None:
         for address in self.proxies:
@@ -145,7 +144,6 @@ class WorkerConfig:
         for name in ("transfer_port", "metrics_port"):
             require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
         require(self.heartbeat_interval_s > 0, "heartbeat_interval_s", "must be positive")
-        require(self.drain_timeout_s >= 0, "drain_timeout_s", "must not be negative")
         self.locality_labels()
 
     def locality_labels(self) -> dict[str, str]:
@@ -278,6 +276,16 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StopConfig:
+    """How proxies and workers end."""
+
+    drain_timeout_s: float = option(30.0, "time to finish running requests after SIGTERM")
+
+    def __post_init__(self) -> None:
+        require(self.drain_timeout_s >= 0, "drain_timeout_s", "must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """What ``baton serve`` starts on this machine."""
 
@@ -301,5 +309,6 @@ ALL_CONFIGS = (
     ProxyConfig,
     TraceConfig,
     NetworkConfig,
+    StopConfig,
     ServeConfig,
 )

@@ -37,6 +37,7 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
+F = TypeVar("F")
 
 
 class Given(NamedTuple):
@@ -73,6 +74,13 @@ def parse(
     prog: str = ...,
     role: str = ...,
 ) -> tuple[A, B, C, D, E]: ...
+@overload
+def parse(
+    classes: tuple[type[A], type[B], type[C], type[D], type[E], type[F]],
+    argv: Sequence[str] | None = ...,
+    prog: str = ...,
+    role: str = ...,
+) -> tuple[A, B, C, D, E, F]: ...
 def parse(
     classes: tuple[type[Any], ...], argv: Sequence[str] | None = None, prog: str = "baton", role: str = ""
 ) -> tuple[Any, ...]:

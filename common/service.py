@@ -14,7 +14,7 @@ from msgspec import structs
 
 from common.block_news import BlockNews, Book
 from common.channel import ProxyChannel
-from common.config import WorkerConfig
+from common.config import StopConfig, WorkerConfig
 from common.messages import (
     Abort,
     Drain,
@@ -67,6 +67,7 @@ class Service:
     def __init__(
         self,
         config: WorkerConfig,
+        stop: StopConfig,
         incarnation: str,
         role: Role,
         book: Book,
@@ -78,7 +79,7 @@ class Service:
         self._locality = config.locality_labels()
         self._block_news = BlockNews(book)
         self._stepped = asyncio.Event()
-        self._drain_timeout_s = config.drain_timeout_s
+        self._drain_timeout_s = stop.drain_timeout_s
         self._role = role
         self._proxies = Proxies(config.proxies, discovery, incarnation, secret)
         self._owners: dict[SequenceKey, ProxyChannel] = {}

@@ -16,6 +16,7 @@ from common.config import (
     ConfigError,
     EngineConfig,
     NetworkConfig,
+    StopConfig,
     TraceConfig,
     TransferConfig,
     WorkerConfig,
@@ -53,12 +54,13 @@ class Setup:
     trace: TraceConfig = field(default_factory=TraceConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     secret: Secret | None = None
+    stop: StopConfig = field(default_factory=StopConfig)
 
 
 def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
     """Exit code of a worker process: 0 after a drain, 2 when it cannot work as asked."""
-    engine, transfer, worker, trace, network = options.parse(
-        (EngineConfig, TransferConfig, WorkerConfig, TraceConfig, NetworkConfig),
+    engine, transfer, worker, trace, network, stop = options.parse(
+        (EngineConfig, TransferConfig, WorkerConfig, TraceConfig, NetworkConfig, StopConfig),
         prog=f"python -m {role}_worker",
         role=role,
     )
@@ -70,7 +72,8 @@ def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
         if worker.proxies and network.discovery:
             raise ConfigError("--proxies and --discovery: give one of them")
         secret = secret_of(network, worker.bind_host)
-        setup = Setup(role, name, incarnation, engine, transfer, worker, num_threads, trace, network, secret)
+        common = (num_threads, trace, network, secret, stop)
+        setup = Setup(role, name, incarnation, engine, transfer, worker, *common)
         asyncio.run(_serve(serve, setup))
     except (ConfigError, ModelError, OSError) as error:
         print(f"{role} worker: {error}", file=sys.stderr)

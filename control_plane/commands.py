@@ -62,14 +62,14 @@ def _proxies(deployment: Deployment, environment: dict[str, str]) -> list[Comman
     found, shared = [], (deployment.trace, deployment.network)
     for index, proxy in enumerate(deployment.proxies):
         name = "proxy" if len(deployment.proxies) == 1 else f"proxy-{index}"
-        argv = (*_python("proxy"), *options.to_argv(deployment.engine, proxy, *shared))
+        argv = (*_python("proxy"), *options.to_argv(deployment.engine, proxy, deployment.stop, *shared))
         found.append(Command(name, argv, environment | options.to_environment(proxy), stage=PROXY_STAGE))
     return found
 
 
 def _worker(group: WorkerSet, shared: tuple[object, ...], environment: dict[str, str]) -> Command:
     worker = group.worker
-    given = options.to_argv(worker, group.engine, group.transfer, *shared)
+    given = options.to_argv(worker, group.engine, group.transfer, group.stop, *shared)
     argv = (*_python(f"{group.role}_worker"), *given)
     threads = cores.thread_variables(len(worker.cores))
     return Command(worker.name, argv, environment | threads, worker.cores, WORKER_STAGE, forkable=True)

@@ -10,13 +10,23 @@ from common.config import (
     NetworkConfig,
     ProxyConfig,
     ServeConfig,
+    StopConfig,
     TraceConfig,
     TransferConfig,
     WorkerConfig,
 )
 from common.hosts import reachable
 
-CLASSES = (EngineConfig, TransferConfig, WorkerConfig, ProxyConfig, TraceConfig, NetworkConfig, ServeConfig)
+CLASSES = (
+    EngineConfig,
+    TransferConfig,
+    WorkerConfig,
+    ProxyConfig,
+    TraceConfig,
+    NetworkConfig,
+    StopConfig,
+    ServeConfig,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,7 @@ class WorkerSet:
     engine: EngineConfig
     transfer: TransferConfig
     worker: WorkerConfig
+    stop: StopConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,7 @@ class Deployment:
     workers: tuple[WorkerSet, ...]  # prefill first
     trace: TraceConfig
     network: NetworkConfig
+    stop: StopConfig  # of the proxies
     control_port_given: bool
     num_gpus: int
 
@@ -73,6 +85,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int = 0)
         workers=workers,
         trace=options.build(TraceConfig, shared),
         network=options.build(NetworkConfig, shared),
+        stop=options.build(StopConfig, for_proxy),
         control_port_given="control_port" in for_proxy,
         num_gpus=num_gpus,
     )
@@ -105,9 +118,8 @@ def _worker_set(role: str, count: int, given: Mapping[str, options.Given]) -> Wo
     worker = options.build(WorkerConfig, given)
     if worker.transfer_port and count > 1:
         raise ConfigError(f"--transfer-port: {count} {role} workers cannot share port {worker.transfer_port}")
-    return WorkerSet(
-        role, count, options.build(EngineConfig, given), options.build(TransferConfig, given), worker
-    )
+    engine, transfer = options.build(EngineConfig, given), options.build(TransferConfig, given)
+    return WorkerSet(role, count, engine, transfer, worker, options.build(StopConfig, given))
 
 
 def http_url(deployment: Deployment) -> str:

@@ -29,7 +29,7 @@ from control_plane.supervisor import Limits, Outcome, Supervisor
 from control_plane.terminal import Terminal
 
 PROGRAM = "baton serve"
-_KILL_GRACE_S = 5.0  # beyond a worker's own time to drain
+_KILL_GRACE_S = 5.0  # beyond a process's own time to drain
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,7 +75,7 @@ def run(plan: Deployment) -> int:
     processes = commands(plan, os.environ | notices.environment)
     forking = nurseries(processes)
     terminal = Terminal.standard([process.name for process in processes] + [each.name for each in forking])
-    drain_s = max(group.worker.drain_timeout_s for group in plan.workers)
+    drain_s = max(stop.drain_timeout_s for stop in (plan.stop, *(group.stop for group in plan.workers)))
     limits = Limits(start_timeout_s=plan.serve.start_timeout_s, stop_timeout_s=drain_s + _KILL_GRACE_S)
     started = time.monotonic()
 

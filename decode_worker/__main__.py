@@ -27,7 +27,7 @@ async def serve(setup: startup.Setup) -> None:
     )
     worker.address = listener.address
     worker.service = Service(
-        setup.worker, setup.incarnation, worker, engine, setup.secret, setup.network.discovery
+        setup.worker, setup.stop, setup.incarnation, worker, engine, setup.secret, setup.network.discovery
     )
     engine.start(worker.on_step)
     try:

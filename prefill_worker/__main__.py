@@ -18,7 +18,7 @@ async def serve(setup: startup.Setup) -> None:
         engine, transfers, setup.transfer, setup.incarnation, setup.name, tracer, setup.secret
     )
     worker.service = Service(
-        setup.worker, setup.incarnation, worker, engine, setup.secret, setup.network.discovery
+        setup.worker, setup.stop, setup.incarnation, worker, engine, setup.secret, setup.network.discovery
     )
     engine.start(worker.on_step, worker.watch)
     try:

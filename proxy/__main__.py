@@ -7,7 +7,7 @@ import sys
 import uvloop
 
 from common import logs, options
-from common.config import ConfigError, EngineConfig, NetworkConfig, ProxyConfig, TraceConfig
+from common.config import ConfigError, EngineConfig, NetworkConfig, ProxyConfig, StopConfig, TraceConfig
 from common.model_config import ModelError
 from common.secret import secret_of
 from common.tracing import tracer_of
@@ -22,8 +22,8 @@ THRESHOLDS = (10_000, 20, 100)
 def main() -> int:
     """Exit code 2: it cannot work as asked to, for a reason that is told on one line."""
     logs.setup()
-    config, engine, trace, network = options.parse(
-        (ProxyConfig, EngineConfig, TraceConfig, NetworkConfig), prog="proxy", role="proxy"
+    config, engine, trace, network, stop = options.parse(
+        (ProxyConfig, EngineConfig, TraceConfig, NetworkConfig, StopConfig), prog="proxy", role="proxy"
     )
     try:
         config.all_keys()
@@ -35,7 +35,7 @@ def main() -> int:
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look through it again and again
         gc.set_threshold(*THRESHOLDS)
-        uvloop.run(serve(config, model, sockets, tracer, secret, network.discovery))
+        uvloop.run(serve(config, stop, model, sockets, tracer, secret, network.discovery))
     except (ConfigError, ModelError, OSError) as error:
         return options.refusal("proxy", ConfigError(str(error)))
     return 0

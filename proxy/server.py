@@ -5,6 +5,7 @@ The first SIGTERM or SIGINT stops new connections and lets running requests fini
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import ssl
@@ -14,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from common.channel import WorkerChannel
-from common.config import ConfigError, ProxyConfig
+from common.config import ConfigError, ProxyConfig, StopConfig
 from common.notice import tell_ready
 from common.secret import Secret
 from common.tracing import Tracer
@@ -32,7 +33,6 @@ from proxy.router import Router
 from proxy.served_model import ServedModel
 
 KEEP_ALIVE_S = 75  # longer than load generators and load balancers pause between two requests
-DRAIN_S = 30
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +120,7 @@ def build(
 
 async def serve(
     config: ProxyConfig,
+    stop: StopConfig,
     model: ServedModel,
     sockets: list[socket.socket],
     tracer: Tracer | None = None,
@@ -139,7 +140,7 @@ async def serve(
                 from common.discovery import Place, announce  # brings an HTTP client, for those that want it
 
                 others.append(tasks.create_task(announce(Place.parse(discovery), address)))
-            await _serve_http(build_app(frontend), sockets, config, frontend.stopping)
+            await _serve_http(build_app(frontend), sockets, config, stop, frontend.stopping)
             for task in others:
                 task.cancel()
     finally:
@@ -149,7 +150,11 @@ async def serve(
 
 
 async def _serve_http(
-    app: ASGIApp, sockets: list[socket.socket], config: ProxyConfig, stopping: asyncio.Event
+    app: ASGIApp,
+    sockets: list[socket.socket],
+    config: ProxyConfig,
+    stop: StopConfig,
+    stopping: asyncio.Event,
 ) -> None:
     """Until a signal; a failure of the conversation with workers cancels it."""
     server = uvicorn.Server(
@@ -163,7 +168,7 @@ async def _serve_http(
             server_header=False,
             proxy_headers=False,  # who asks is not of interest
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=math.ceil(stop.drain_timeout_s),
             ssl_certfile=config.ssl_certfile or None,
             ssl_keyfile=config.ssl_keyfile or None,
         )

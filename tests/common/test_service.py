@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from common import proxies
-from common.config import WorkerConfig
+from common.config import StopConfig, WorkerConfig
 from common.messages import Generate, Status
 from common.pool import CacheEvents
 from common.sequence import SequenceKey
@@ -43,7 +43,7 @@ async def test_a_proxy_that_does_not_answer_is_named(
     monkeypatch.setattr(proxies, "UNHEARD_S", 0.0)
     address = "tcp://127.0.0.1:1"
     role = Idle()
-    tested = Service(WorkerConfig(proxies=(address,)), "d1", role, role)
+    tested = Service(WorkerConfig(proxies=(address,)), StopConfig(), "d1", role, role)
     with caplog.at_level(logging.WARNING):
         running = asyncio.create_task(tested.run())
         async with asyncio.timeout(TIMEOUT_S):
@@ -59,5 +59,5 @@ def test_what_an_operator_says_of_a_workers_place_counts_more_than_what_it_finds
     found = replace(status_of("decode", "d1"), locality={"nvlink": "GPU-1", "numa": "GPU-0"})
     monkeypatch.setattr(Idle, "status", lambda *_: found)
     config = WorkerConfig(proxies=("tcp://127.0.0.1:1",), locality=("host=a", "numa=north"))
-    status = Service(config, "d1", Idle(), Idle()).status()
+    status = Service(config, StopConfig(), "d1", Idle(), Idle()).status()
     assert status.locality == {"nvlink": "GPU-1", "numa": "north", "host": "a"}

@@ -82,7 +82,7 @@ def test_ports_are_those_that_processes_listen_on(role: str) -> None:
 def test_pods_have_time_to_drain(role: str) -> None:
     pod = of(PODS[role], role)["spec"]["template"]["spec"]
     drain_s = cluster_file.load(str(FOLDER / "cluster.yaml"), role)["drain_timeout_s"]
-    assert pod["terminationGracePeriodSeconds"] >= (30 if role == "proxy" else drain_s)
+    assert pod["terminationGracePeriodSeconds"] >= drain_s
     assert of("PodDisruptionBudget", role)
 
 

@@ -21,6 +21,7 @@ from tests.proxy.scripted import ScriptedWorker, running
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
+LESS_THAN_USUAL_S = 25.0  # a request that does not end has 30 s by default
 MAX_MEMORY_BYTES = 150 << 20
 
 
@@ -37,9 +38,9 @@ async def start(*options: str) -> Process:
 
 
 @asynccontextmanager
-async def proxy_process() -> AsyncIterator[tuple[Process, httpx.AsyncClient, str]]:
+async def proxy_process(*options: str) -> AsyncIterator[tuple[Process, httpx.AsyncClient, str]]:
     port, control = free_port(), free_port()
-    process = await start("--port", str(port), "--control-port", str(control))
+    process = await start("--port", str(port), "--control-port", str(control), *options)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=START_S) as client:
             await until_alive(process, client)
@@ -101,10 +102,24 @@ async def until_refused(port: int | None) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_second_signal_ends_at_once() -> None:
-    async def silence(worker: ScriptedWorker, generate: Generate) -> None:
-        await asyncio.Event().wait()
+async def silence(worker: ScriptedWorker, generate: Generate) -> None:
+    await asyncio.Event().wait()
 
+
+async def test_requests_have_as_much_time_to_finish_as_the_option_says() -> None:
+    async with proxy_process("--drain-timeout-s", "0") as (process, client, control):
+        worker = ScriptedWorker(control, "decode", silence, model=default_model())
+        async with running(worker):
+            await worker.until(lambda: worker.is_welcome)
+            asking = asyncio.create_task(client.post("/v1/completions", json={"prompt": "hi"}))
+            await worker.until(lambda: bool(worker.generates))
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), LESS_THAN_USUAL_S) == 0
+            await asyncio.wait([asking])
+            asking.exception()
+
+
+async def test_a_second_signal_ends_at_once() -> None:
     async with proxy_process() as (process, client, control):
         worker = ScriptedWorker(control, "decode", silence, model=default_model())
         async with running(worker):

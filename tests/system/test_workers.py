@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from common.channel import Peer, WorkerChannel
-from common.config import TransferConfig, WorkerConfig
+from common.config import StopConfig, TransferConfig, WorkerConfig
 from common.engine import Engine
 from common.loop_thread import LoopThread
 from common.messages import (
@@ -161,14 +161,13 @@ class Cluster:
     ) -> None:
         self.proxy, self.prefill_engine, self.decode_engine = proxy, prefill, decode
         self.transfers = [LoopThread("p"), LoopThread("d")]
-        config = WorkerConfig(
-            proxies=(proxy.channel.address,), heartbeat_interval_s=0.05, drain_timeout_s=drain_timeout_s
-        )
+        config = WorkerConfig(proxies=(proxy.channel.address,), heartbeat_interval_s=0.05)
+        stop = StopConfig(drain_timeout_s)
         self.prefill = PrefillWorker(prefill, self.transfers[0], transfer_config, "p1", "prefill")
         self.decode = DecodeWorker(decode, self.transfers[1], transfer_config, "d1", "decode")
         self.services = {
-            "prefill": Service(config, "p1", self.prefill, prefill),
-            "decode": Service(config, "d1", self.decode, decode),
+            "prefill": Service(config, stop, "p1", self.prefill, prefill),
+            "decode": Service(config, stop, "d1", self.decode, decode),
         }
         self.prefill.service, self.decode.service = self.services["prefill"], self.services["decode"]
         self.tasks: dict[str, asyncio.Task[None]] = {}
