@@ -47,7 +47,7 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(measure=replay)
     parser.add_argument("trace", type=Path, help="in Mooncake's format")
-    parser.add_argument("--turns", type=int, default=350, help="at most")
+    parser.add_argument("--turns", type=int, default=280, help="at most")
     parser.add_argument("--divisor", type=float, default=16.0, help="of all lengths")
     parser.add_argument("--load", type=float, default=0.8, help="share of what is prefilled at once at most")
     parser.add_argument("--span-s", type=float, default=0.0, help="time for the replay; 0: by --load")
