@@ -20,7 +20,7 @@ NUM_BLOCKS = 40
 class Net:
     """Two random layers with all that a layer may have, in one type, and a cache for it."""
 
-    def __init__(self, dtype: torch.dtype, kind: Quantization | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, kind: Quantization | None = None, wide: int = WIDE) -> None:
         g = torch.Generator().manual_seed(3)
         self.dtype = dtype
 
@@ -31,7 +31,7 @@ class Net:
             return (1 + 0.1 * random(g, width)).to(dtype)
 
         qkv_rows = (HEADS + 2 * GROUPS) * HEAD_DIM
-        shapes = ((qkv_rows, HIDDEN), (HIDDEN, HEADS * HEAD_DIM), (2 * WIDE, HIDDEN), (HIDDEN, WIDE))
+        shapes = ((qkv_rows, HIDDEN), (HIDDEN, HEADS * HEAD_DIM), (2 * wide, HIDDEN), (HIDDEN, wide))
         self.embedding = random(g, VOCABULARY, HIDDEN).to(dtype)
         angles = random(g, 600, HEAD_DIM // 2)
         self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
@@ -126,6 +126,15 @@ def test_a_step_is_what_its_operations_are(
     expected = one_by_one(net, token_ids, batch(parts)).float()
     actual = net.forward(token_ids, batch(parts), net.caches).float()
     assert (actual - expected).abs().max() < tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("wide", [1, 72, 144])
+def test_gates_and_what_they_let_through_need_not_fill_panels(isa: str, wide: int) -> None:  # noqa: F811
+    net = Net(torch.bfloat16, None, wide)
+    token_ids, parts = tokens(43, 1), [(1, 0, 40), (10, 0, 3)]
+    expected = one_by_one(net, token_ids, batch(parts)).float()
+    actual = net.forward(token_ids, batch(parts), net.caches).float()
+    assert (actual - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 @pytest.mark.parametrize(

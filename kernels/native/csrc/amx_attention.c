@@ -115,14 +115,16 @@ INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles 
     }
 }
 
-INLINE struct chunk fetch_chunk_rows16(const struct job_of_head *job, const struct head_tiles *h, int64_t start,
-                                       int64_t last, enum dtype dtype)
+/* Asks for what will be read next: blocks lie anywhere, so that the processor cannot foresee it. */
+INLINE void fetch_ahead_rows16(const struct job_of_head *job, const struct chunk *chunk, enum dtype dtype)
 {
-    struct chunk chunk = locate(job, start, last, dtype);
-    if (!h->in_place)
-        fetch_keys(job, h, &chunk, dtype);
-    fetch_values(job, h, &chunk, dtype);
-    return chunk;
+    int64_t bytes = row_width(job->a->head_dim, dtype) * (int64_t)dtype_bytes(dtype);
+    size_t values = keys_to_values(job->a) * dtype_bytes(dtype);
+    for (int p = 0; p < chunk->count; p++)
+        for (int64_t byte = 0; byte < bytes; byte += 64) {
+            _mm_prefetch((const char *)chunk->keys[p] + byte, _MM_HINT_T1);
+            _mm_prefetch((const char *)chunk->keys[p] + values + byte, _MM_HINT_T1);
+        }
 }
 
 /* scores[CHUNK][16 rows], as far as there are positions, in whole tiles; of tiles of keys beyond them the first is read. */
@@ -282,6 +284,39 @@ static void lay_out_head(struct head_tiles *h, const struct attention *a, int64_
     }
 }
 
+INLINE int64_t first_chunk(const struct job_of_head *job)
+{
+    return lowest_position(job, position_of(job, job->first_row)) / CHUNK * CHUNK;
+}
+
+static void fetch_first_chunk(const struct job_of_head *job)
+{
+    enum dtype dtype = (enum dtype)job->a->cache_dtype;
+    int64_t last = position_of(job, job->first_row + job->num_rows - 1);
+    struct chunk chunk = locate(job, first_chunk(job), last, dtype);
+    fetch_ahead_rows16(job, &chunk, dtype);
+}
+
+INLINE void attend_chunks(const struct job_of_head *job, struct head_tiles *h, enum dtype dtype)
+{
+    int64_t last = h->tiles[h->num_tiles - 1].last_position;
+    int64_t start = first_chunk(job);
+    struct chunk next = locate(job, start, last, dtype);
+    for (; start <= last; start += CHUNK) {
+        struct chunk chunk = next;
+        if (start + CHUNK <= last) {
+            next = locate(job, start + CHUNK, last, dtype);
+            fetch_ahead_rows16(job, &next, dtype);
+        }
+        if (!h->in_place)
+            fetch_keys(job, h, &chunk, dtype);
+        fetch_values(job, h, &chunk, dtype);
+        for (int i = 0; i < h->num_tiles; i++)
+            if (start <= h->tiles[i].last_position)
+                attend_rows16(job, h, &h->tiles[i], &chunk);
+    }
+}
+
 static void attend_tiles(const struct job_of_head *job)
 {
     struct head_tiles h;
@@ -289,15 +324,10 @@ static void attend_tiles(const struct job_of_head *job)
     for (int i = 0; i < h.num_tiles; i++)
         load_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);
     configure_tiles(16, 16);
-    int64_t last = h.tiles[h.num_tiles - 1].last_position;
-    int64_t start = lowest_position(job, h.tiles[0].first_position) / CHUNK * CHUNK;
-    for (; start <= last; start += CHUNK) {
-        struct chunk chunk = job->a->cache_dtype == I8 ? fetch_chunk_rows16(job, &h, start, last, I8)
-                                                       : fetch_chunk_rows16(job, &h, start, last, BF16);
-        for (int i = 0; i < h.num_tiles; i++)
-            if (start <= h.tiles[i].last_position)
-                attend_rows16(job, &h, &h.tiles[i], &chunk);
-    }
+    if (job->a->cache_dtype == I8)
+        attend_chunks(job, &h, I8);
+    else
+        attend_chunks(job, &h, BF16);
     TILE_RELEASE();
     for (int i = 0; i < h.num_tiles; i++)
         store_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);

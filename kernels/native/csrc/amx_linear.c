@@ -25,12 +25,12 @@ struct tiled {
     int64_t x_stride;
     int64_t steps;     /* tiles along the inputs */
     size_t bytes;      /* of a panel */
+    float factor;      /* that puts sums right */
 };
 
-/* Where weights are read from: the panels themselves, or a place that they were unpacked to. */
-struct panels {
-    const char *data;
-    size_t stride; /* bytes from panel to panel */
+/* Where the weights of two panels are read from: the panels themselves, or a place that they were unpacked to. */
+struct pair {
+    const char *first, *second;
 };
 
 /* ---- whole numbers to bf16 ----
@@ -97,49 +97,109 @@ INLINE void unpack_tiles(const char *panel, int kind, int64_t first, int64_t cou
     }
 }
 
-static struct panels unpacked_panels(const struct tiled *t, int64_t panel, int64_t count)
+INLINE const char *panel_of(const struct tiled *t, int64_t panel)
 {
-    const char *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
-    if (!is_quantized(t->job->weight->kind))
-        return (struct panels){data, t->bytes};
-    size_t stride = (size_t)t->steps * TILE_BYTES;
-    char *to = scratch(SCRATCH_TILE, (size_t)count * stride);
-    for (int64_t p = 0; p < count; p++)
-        unpack_tiles(data + (size_t)p * t->bytes, t->job->weight->kind, 0, t->steps, to + (size_t)p * stride);
-    return (struct panels){to, stride};
+    return (const char *)t->job->weight->data + (size_t)panel * t->bytes;
+}
+
+static struct pair unpacked_pair(const struct tiled *t, int64_t panel, int64_t apart)
+{
+    struct pair w = {panel_of(t, panel), panel_of(t, panel + apart)};
+    int kind = t->job->weight->kind;
+    if (!is_quantized(kind))
+        return w;
+    size_t bytes = (size_t)t->steps * TILE_BYTES;
+    char *to = scratch(SCRATCH_TILE, 2 * bytes);
+    unpack_tiles(w.first, kind, 0, t->steps, to);
+    unpack_tiles(w.second, kind, 0, t->steps, to + bytes);
+    return (struct pair){to, to + bytes};
 }
 
 /* ---- results ---- */
 
-/* One panel's sums of some rows, put right and stored. */
-static __attribute__((noinline)) void store_any_sums(const struct linear_job *job, const float *sums, int64_t row, int rows,
-                                                     int64_t panel, vf factor, vf bias)
+/* Sums of up to 32 rows by two panels `apart` from each other. They are put right and stored while the next ones are
+ * multiplied: that keeps other units of the processor busy. */
+struct sums {
+    float of[2][32][PANEL] __attribute__((aligned(64)));
+    int64_t row, panel, apart;
+    int count, next;
+};
+
+INLINE void store_panel(const struct linear_job *job, int64_t row, int64_t panel, vf x)
 {
     int64_t output = panel * PANEL;
-    for (int r = 0; output < job->weight->num_outputs && r < rows; r++)
-        store_row(&job->out, row + r, output, job->weight->num_outputs, vfma(vload(sums + r * 16), factor, bias));
+    if (job->out.dtype == BF16 && job->then == STORE && output + PANEL <= job->weight->num_outputs)
+        vstore_bf16((uint16_t *)job->out.data + row * job->out.stride + output, with_bias(job, output, x));
+    else
+        store_outputs(job, row, output, x);
 }
 
-INLINE void store_sums(const struct linear_job *job, const float *sums, int64_t row, int rows, int64_t panel)
+INLINE void store_sums(const struct tiled *t, const struct sums *sums, int r)
 {
-    int64_t output = panel * PANEL, stride = job->out.stride;
-    const struct weight *w = job->weight;
-    vf factor = vset(is_quantized(w->kind) ? RESULT_FACTOR : 1.0f), bias = w->bias ? vload(w->bias + output) : vset(0);
-    if (job->out.dtype != BF16 || output + PANEL > w->num_outputs) {
-        store_any_sums(job, sums, row, rows, panel, factor, bias);
-        return;
+    const struct linear_job *job = t->job;
+    int64_t row = sums->row + r, output = sums->panel * PANEL, width = job->weight->num_outputs / 2;
+    vf x = vmul(vload(sums->of[0][r]), vset(t->factor)), y = vmul(vload(sums->of[1][r]), vset(t->factor));
+    if (job->then == GATE) {
+        vf gate = silu(with_bias(job, output, x));
+        store_row(&job->out, row, output, width, vmul(gate, with_bias(job, output + width, y)));
+    } else {
+        store_panel(job, row, sums->panel, x);
+        store_panel(job, row, sums->panel + sums->apart, y);
     }
-    uint16_t *to = (uint16_t *)job->out.data + row * stride + output;
-    for (int r = 0; r < rows; r++, to += stride)
-        vstore_bf16(to, vfma(vload(sums + r * 16), factor, bias));
 }
 
-#define STORE_RESULTS(tile, row, rows, panel)                      \
-    do {                                                        \
-        float sums[256] __attribute__((aligned(64)));           \
-        TILE_STORE(tile, sums, 64);                           \
-        store_sums(t->job, sums, row, rows, panel);             \
+/* Results lie further away than weights and activations do: a store that had to wait for its line would hold up others. */
+INLINE void fetch_place(const struct tiled *t, const struct sums *sums, int r)
+{
+    const struct linear_job *job = t->job;
+    const char *place = at(row_of(&job->out, sums->row + r), (size_t)(sums->panel * PANEL), (enum dtype)job->out.dtype);
+    if (r < sums->count) {
+        _mm_prefetch(place, _MM_HINT_T0);
+        if (job->then == ADD)
+            _mm_prefetch(place + 64, _MM_HINT_T0);
+    }
+}
+
+enum { PLACES_AHEAD = 4 };
+
+INLINE void store_some(const struct tiled *t, struct sums *sums, int count)
+{
+    int end = (int)min_int(sums->next + count, sums->count);
+    for (; sums->next < end; sums->next++) {
+        fetch_place(t, sums, sums->next + PLACES_AHEAD);
+        store_sums(t, sums, sums->next);
+    }
+}
+
+static __attribute__((noinline)) void store_all(const struct tiled *t, struct sums *sums)
+{
+    store_some(t, sums, sums->count);
+}
+
+/* From tiles `first` and `second`: at most 16 rows by each of the panels. */
+#define TAKE_16_ROWS(sums, from, first, second)          \
+    do {                                                 \
+        TILE_STORE(first, (sums)->of[0][from], 64);      \
+        TILE_STORE(second, (sums)->of[1][from], 64);     \
     } while (0)
+
+static void expect_rows(const struct tiled *t, struct sums *sums, int64_t row, int count, int64_t panel, int64_t apart)
+{
+    sums->row = row;
+    sums->panel = panel;
+    sums->apart = apart;
+    sums->count = count;
+    sums->next = 0;
+    for (int r = 0; r < PLACES_AHEAD; r++)
+        fetch_place(t, sums, r);
+}
+
+static void take_all(const struct tiled *t, struct sums *sums, int64_t row, int count, int64_t panel, int64_t apart)
+{
+    TAKE_16_ROWS(sums, 0, 0, 1);
+    TAKE_16_ROWS(sums, 16, 2, 3);
+    expect_rows(t, sums, row, count, panel, apart);
+}
 
 static void zero_results(void)
 {
@@ -151,124 +211,186 @@ static void zero_results(void)
 
 /* ---- blocks ---- */
 
-INLINE void add_many(const char *x, int64_t x_stride, struct panels w, int64_t steps)
+INLINE void add_step(const char *x, int64_t x_stride, struct pair w, int64_t s)
 {
-    const char *below = x + 16 * x_stride;
-    for (int64_t s = 0; s < steps; s++) {
-        TILE_LOAD(6, w.data + s * TILE_BYTES, 64);
-        TILE_LOAD(4, x + s * 64, x_stride);
-        TILE_MULTIPLY(0, 4, 6);
-        TILE_LOAD(7, w.data + w.stride + s * TILE_BYTES, 64);
-        TILE_MULTIPLY(1, 4, 7);
-        TILE_LOAD(5, below + s * 64, x_stride);
-        TILE_MULTIPLY(2, 5, 6);
-        TILE_MULTIPLY(3, 5, 7);
+    TILE_LOAD(6, w.first + s * TILE_BYTES, 64);
+    TILE_LOAD(4, x + s * 64, x_stride);
+    TILE_MULTIPLY(0, 4, 6);
+    TILE_LOAD(7, w.second + s * TILE_BYTES, 64);
+    TILE_MULTIPLY(1, 4, 7);
+    TILE_LOAD(5, x + 16 * x_stride + s * 64, x_stride);
+    TILE_MULTIPLY(2, 5, 6);
+    TILE_MULTIPLY(3, 5, 7);
+}
+
+/* The panels that will be wanted next, fetched from memory bit by bit. */
+struct ahead {
+    struct pair next;
+    int64_t line, lines, lines_per_step;
+};
+
+INLINE void fetch_ahead(struct ahead *ahead)
+{
+    int64_t end = min_int(ahead->line + ahead->lines_per_step, ahead->lines);
+    for (; ahead->line < end; ahead->line++) {
+        _mm_prefetch(ahead->next.first + ahead->line * 64, _MM_HINT_T1);
+        _mm_prefetch(ahead->next.second + ahead->line * 64, _MM_HINT_T1);
     }
 }
 
-INLINE void store_many(const struct tiled *t, int64_t row, int lower, int64_t panel, int64_t apart)
+/* 16 + `lower` rows by two panels. */
+static void multiply_many(const struct tiled *t, int64_t row, int lower, struct pair w, int64_t panel, int64_t apart,
+                          struct ahead *ahead, struct sums *sums)
 {
-    STORE_RESULTS(0, row, 16, panel);
-    STORE_RESULTS(1, row, 16, panel + apart);
-    STORE_RESULTS(2, row + 16, lower, panel);
-    STORE_RESULTS(3, row + 16, lower, panel + apart);
-}
-
-/* 16 + `lower` rows by two panels */
-static void multiply_many(const struct tiled *t, int64_t row, int lower, struct panels w, int64_t panel)
-{
+    const char *x = t->x + row * t->x_stride;
+    int rows_per_step = (int)((31 + t->steps) / t->steps);
     zero_results();
-    add_many(t->x + row * t->x_stride, t->x_stride, w, t->steps);
-    store_many(t, row, lower, panel, 1);
+    for (int64_t s = 0; s < t->steps; s++) {
+        add_step(x, t->x_stride, w, s);
+        fetch_ahead(ahead);
+        store_some(t, sums, rows_per_step);
+    }
+    store_some(t, sums, sums->count);
+    take_all(t, sums, row, 16 + lower, panel, apart);
 }
 
 /* All rows, 16 + `lower`, by two panels of quantized weights: unpacked for these alone, they need no more room than the
  * nearest cache has. */
-static void multiply_once(const struct tiled *t, int lower, int64_t panel, int64_t apart)
+static void multiply_once(const struct tiled *t, int lower, int64_t panel, int64_t apart, struct sums *sums)
 {
-    const char *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
-    char buffer[2 * FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
+    int kind = t->job->weight->kind;
+    char buffer[2][FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
     zero_results();
     for (int64_t s = 0; s < t->steps; s += FEW_STEPS) {
-        for (int p = 0; p < 2; p++)
-            unpack_tiles(data + (size_t)(p * apart) * t->bytes, t->job->weight->kind, s, FEW_STEPS,
-                         buffer + p * FEW_STEPS * TILE_BYTES);
-        add_many(t->x + s * 64, t->x_stride, (struct panels){buffer, FEW_STEPS * TILE_BYTES}, FEW_STEPS);
+        unpack_tiles(panel_of(t, panel), kind, s, FEW_STEPS, buffer[0]);
+        unpack_tiles(panel_of(t, panel + apart), kind, s, FEW_STEPS, buffer[1]);
+        for (int i = 0; i < FEW_STEPS; i++)
+            add_step(t->x + s * 64, t->x_stride, (struct pair){buffer[0], buffer[1]}, i);
     }
-    store_many(t, 0, lower, panel, apart);
+    store_all(t, sums);
+    take_all(t, sums, 0, 16 + lower, panel, apart);
 }
 
-INLINE void add_few(const char *x, int64_t x_stride, struct panels w, int64_t steps)
+INLINE void add_few(const char *x, int64_t x_stride, struct pair w, struct pair v, int64_t steps)
 {
     for (int64_t s = 0; s < steps; s++) {
         TILE_LOAD(4, x + s * 64, x_stride);
-        TILE_LOAD(6, w.data + s * TILE_BYTES, 64);
+        TILE_LOAD(6, w.first + s * TILE_BYTES, 64);
         TILE_MULTIPLY(0, 4, 6);
-        TILE_LOAD(7, w.data + w.stride + s * TILE_BYTES, 64);
+        TILE_LOAD(7, w.second + s * TILE_BYTES, 64);
         TILE_MULTIPLY(1, 4, 7);
-        TILE_LOAD(6, w.data + 2 * w.stride + s * TILE_BYTES, 64);
+        TILE_LOAD(6, v.first + s * TILE_BYTES, 64);
         TILE_MULTIPLY(2, 4, 6);
-        TILE_LOAD(7, w.data + 3 * w.stride + s * TILE_BYTES, 64);
+        TILE_LOAD(7, v.second + s * TILE_BYTES, 64);
         TILE_MULTIPLY(3, 4, 7);
     }
 }
 
-/* At most 16 rows by four panels that lie `apart` from each other: each is the next of a long run, which the memory
- * delivers ahead of time. Quantized weights pass through a buffer that stays in the nearest cache. */
-static void multiply_few(const struct tiled *t, int64_t row, int rows, int64_t panel, int64_t apart)
+static void add_few_unpacked(const struct tiled *t, const char *x, struct pair w, struct pair v)
 {
-    const char *x = t->x + row * t->x_stride, *data = (const char *)t->job->weight->data + (size_t)panel * t->bytes;
-    size_t stride = (size_t)apart * t->bytes;
-    zero_results();
     int kind = t->job->weight->kind;
-    if (is_quantized(kind)) {
-        char buffer[PANEL_GROUP * FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
-        for (int64_t s = 0; s < t->steps; s += FEW_STEPS) {
-            for (int p = 0; p < PANEL_GROUP; p++)
-                unpack_tiles(data + (size_t)p * stride, kind, s, FEW_STEPS, buffer + p * FEW_STEPS * TILE_BYTES);
-            add_few(x + s * 64, t->x_stride, (struct panels){buffer, FEW_STEPS * TILE_BYTES}, FEW_STEPS);
-        }
-    } else {
-        add_few(x, t->x_stride, (struct panels){data, stride}, t->steps);
+    char buffer[PANEL_GROUP][FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
+    for (int64_t s = 0; s < t->steps; s += FEW_STEPS) {
+        unpack_tiles(w.first, kind, s, FEW_STEPS, buffer[0]);
+        unpack_tiles(w.second, kind, s, FEW_STEPS, buffer[1]);
+        unpack_tiles(v.first, kind, s, FEW_STEPS, buffer[2]);
+        unpack_tiles(v.second, kind, s, FEW_STEPS, buffer[3]);
+        add_few(x + s * 64, t->x_stride, (struct pair){buffer[0], buffer[1]}, (struct pair){buffer[2], buffer[3]},
+                FEW_STEPS);
     }
-    STORE_RESULTS(0, row, rows, panel);
-    STORE_RESULTS(1, row, rows, panel + apart);
-    STORE_RESULTS(2, row, rows, panel + 2 * apart);
-    STORE_RESULTS(3, row, rows, panel + 3 * apart);
+}
+
+/* At most 16 rows by two pairs of panels, the second `later` than the first: each of the four is the next of a long run,
+ * which the memory delivers ahead of time. Quantized weights pass through a buffer that stays in the nearest cache. */
+static void multiply_few(const struct tiled *t, int64_t row, int rows, int64_t panel, int64_t apart, int64_t later)
+{
+    const char *x = t->x + row * t->x_stride;
+    struct pair w = {panel_of(t, panel), panel_of(t, panel + apart)};
+    struct pair v = {panel_of(t, panel + later), panel_of(t, panel + later + apart)};
+    struct sums sums;
+    zero_results();
+    if (is_quantized(t->job->weight->kind))
+        add_few_unpacked(t, x, w, v);
+    else
+        add_few(x, t->x_stride, w, v, t->steps);
+    expect_rows(t, &sums, row, rows, panel, apart);
+    TAKE_16_ROWS(&sums, 0, 0, 1);
+    store_all(t, &sums);
+    expect_rows(t, &sums, row, rows, panel + later, apart);
+    TAKE_16_ROWS(&sums, 0, 2, 3);
+    store_all(t, &sums);
+}
+
+/* ---- sharing out ---- */
+
+/* Pairs of panels: the first ones are `first`, `first + step`, ..., their partners lie `apart`. */
+struct share {
+    int64_t first, count, step, apart;
+};
+
+/* In runs, each panel follows the one before of its kind in memory; otherwise partners are neighbours. */
+static struct share share_of(const struct linear_job *job, int64_t item, bool in_runs)
+{
+    int64_t most = job->panels_per_item / 2, pairs = count_panels(job->weight->num_outputs) / 2;
+    int64_t first = item * most, count = min_int(most, pairs - first);
+    if (job->then == GATE)
+        return (struct share){first, count, 1, pairs};
+    return in_runs ? (struct share){2 * first, count, 1, count} : (struct share){2 * first, count, 2, 1};
+}
+
+static void multiply_whole(const struct tiled *t, int64_t item, int64_t whole, int64_t lower)
+{
+    const struct share share = share_of(t->job, item, false);
+    int64_t blocks = whole / 32 + (lower > 0);
+    struct sums sums = {.count = 0};
+    configure_tiles(16, 16);
+    for (int64_t i = 0; i < share.count; i++) {
+        int64_t panel = share.first + i * share.step, next = share.first + min_int(i + 1, share.count - 1) * share.step;
+        struct pair w = unpacked_pair(t, panel, share.apart);
+        struct ahead ahead = {{panel_of(t, next), panel_of(t, next + share.apart)}, 0, (int64_t)t->bytes / 64, 0};
+        ahead.lines_per_step = ahead.lines / (blocks * t->steps) + 1;
+        for (int64_t row = 0; row < whole; row += 32)
+            multiply_many(t, row, 16, w, panel, share.apart, &ahead, &sums);
+        if (lower > 0) {
+            configure_tiles(16, (int)lower);
+            multiply_many(t, whole, (int)lower, w, panel, share.apart, &ahead, &sums);
+            configure_tiles(16, 16);
+        }
+    }
+    store_all(t, &sums);
+}
+
+static void multiply_all_once(const struct tiled *t, int64_t item, int lower)
+{
+    const struct share share = share_of(t->job, item, true);
+    struct sums sums = {.count = 0};
+    configure_tiles(16, lower);
+    for (int64_t panel = share.first; panel < share.first + share.count; panel++)
+        multiply_once(t, lower, panel, share.apart, &sums);
+    store_all(t, &sums);
+}
+
+static void multiply_rest(const struct tiled *t, int64_t item, int64_t row, int rest)
+{
+    const struct share share = share_of(t->job, item, true);
+    int64_t later = share.count / 2;
+    configure_tiles(rest, rest);
+    for (int64_t panel = share.first; panel < share.first + later; panel++)
+        multiply_few(t, row, rest, panel, share.apart, later);
 }
 
 /* Rows in blocks of 32 over two panels at a time; what is left below 32 in one or two tiles. */
 static void tile_panels(void *context, int64_t item)
 {
     const struct tiled *t = context;
-    int64_t first = item * t->job->panels_per_item;
-    int64_t end = min_int(first + t->job->panels_per_item, count_panels(t->job->weight->num_outputs));
-    if (is_quantized(t->job->weight->kind) && t->job->num_rows > 16 && t->job->num_rows <= 32) {
-        int lower = (int)t->job->num_rows - 16;
-        configure_tiles(16, lower);
-        for (int64_t panel = first, apart = (end - first) / 2; panel < first + apart; panel++)
-            multiply_once(t, lower, panel, apart);
-        TILE_RELEASE();
-        return;
-    }
-    int64_t rest = t->job->num_rows % 32, whole = t->job->num_rows - rest, lower = rest > 16 ? rest - 16 : 0;
-    if (whole > 0)
-        configure_tiles(16, 16);
-    for (int64_t panel = first; whole + lower > 0 && panel < end; panel += 2) {
-        struct panels w = unpacked_panels(t, panel, 2);
-        if (whole > 0 && lower > 0)
-            configure_tiles(16, 16);
-        for (int64_t row = 0; row < whole; row += 32)
-            multiply_many(t, row, 16, w, panel);
-        if (lower > 0) {
-            configure_tiles(16, (int)lower);
-            multiply_many(t, whole, (int)lower, w, panel);
-        }
-    }
-    if (rest > 0 && lower == 0) {
-        configure_tiles((int)rest, (int)rest);
-        for (int64_t panel = first, apart = (end - first) / PANEL_GROUP; panel < first + apart; panel++)
-            multiply_few(t, whole, (int)rest, panel, apart);
+    int64_t num_rows = t->job->num_rows, rest = num_rows % 32, lower = rest > 16 ? rest - 16 : 0;
+    if (is_quantized(t->job->weight->kind) && num_rows > 16 && num_rows <= 32) {
+        multiply_all_once(t, item, (int)num_rows - 16);
+    } else {
+        if (num_rows > 16)
+            multiply_whole(t, item, num_rows - rest, lower);
+        if (rest > 0 && lower == 0)
+            multiply_rest(t, item, num_rows - rest, (int)rest);
     }
     TILE_RELEASE();
 }
@@ -300,6 +422,7 @@ static void prepare_tiles(struct tiled *t, struct linear_job *job)
 {
     int64_t n = job->weight->num_inputs, padded = padded_inputs(job->weight->kind, n);
     t->job = job;
+    t->factor = is_quantized(job->weight->kind) ? RESULT_FACTOR : 1.0f;
     t->bytes = panel_bytes(job->weight->kind, n);
     t->steps = padded / TILE_INPUTS;
     if (!is_quantized(job->weight->kind) && job->x.dtype == BF16 && n == padded) {
@@ -313,12 +436,13 @@ static void prepare_tiles(struct tiled *t, struct linear_job *job)
     }
 }
 
-static void linear_tiles(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out)
+static void linear_tiles(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,
+                         const struct rows *out)
 {
     int64_t num_panels = count_panels(weight->num_outputs);
     int64_t rows_per_pass = min_int(num_rows, 32 * (1 + (1 << 15) / (2 * weight->num_inputs))); /* about 1 MiB */
     for (int64_t row = 0; row < num_rows; row += rows_per_pass) {
-        struct linear_job job = {.weight = weight, .x = *x, .out = *out};
+        struct linear_job job = {.weight = weight, .then = then, .x = *x, .out = *out};
         struct tiled t;
         job.x.data = row_of(x, row);
         job.out.data = row_of(out, row);

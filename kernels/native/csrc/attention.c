@@ -516,9 +516,8 @@ static void attend(const struct job_of_head *job)
         attend_tile(job);
 }
 
-static void attend_item(void *context, int64_t item)
+static struct job_of_head job_of(const struct attention *a, int64_t item)
 {
-    const struct attention *a = context;
     int64_t sequence = 0;
     for (; item >= pieces_of(a, sequence) * a->num_kv_heads; sequence++)
         item -= pieces_of(a, sequence) * a->num_kv_heads;
@@ -531,13 +530,31 @@ static void attend_item(void *context, int64_t item)
     job.kv_head = (int)(item / pieces);
     job.first_row = (pieces - 1 - item % pieces) * at_once; /* the longest first: threads end together */
     job.num_rows = min_int(at_once, rows - job.first_row);
+    return job;
+}
+
+struct attention_items {
+    const struct attention *a;
+    int64_t count;
+};
+
+static void attend_item(void *context, int64_t item)
+{
+    const struct attention_items *items = context;
+    struct job_of_head job = job_of(items->a, item);
+#if defined(ISA_AMX)
+    if (uses_tiles(items->a) && item + num_threads() < items->count) { /* about what this thread will take next */
+        struct job_of_head next = job_of(items->a, item + num_threads());
+        fetch_first_chunk(&next);
+    }
+#endif
     attend(&job);
 }
 
 static void attention(const struct attention *a)
 {
-    int64_t items = 0;
+    struct attention_items items = {a, 0};
     for (int64_t sequence = 0; sequence < a->num_sequences; sequence++)
-        items += pieces_of(a, sequence) * a->num_kv_heads;
-    parallel(items, attend_item, (void *)a);
+        items.count += pieces_of(a, sequence) * a->num_kv_heads;
+    parallel(items.count, attend_item, &items);
 }

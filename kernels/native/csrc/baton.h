@@ -40,6 +40,10 @@ struct rows {
     int32_t dtype;
 };
 
+/* What becomes of a product: it is stored, added to what is there, or, the first half of the outputs being gates and the
+ * second half what they let through, silu(gate) * up is stored. */
+enum then { STORE, ADD, GATE };
+
 struct attention {
     struct rows q;   /* [T, H * D] */
     struct rows out; /* [T, H * D] */
@@ -86,7 +90,8 @@ struct step {
 struct kernels {
     const char *name;
     void (*pack)(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data);
-    void (*linear)(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out);
+    void (*linear)(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,
+                   const struct rows *out);
     void (*attention)(const struct attention *a);
     void (*rms_norm)(const struct rows *x, const struct rows *residual, const void *weight, float eps, int64_t num_rows,
                      int64_t width, const struct rows *out, const struct rows *sum);
@@ -97,7 +102,7 @@ struct kernels {
                      const int64_t *slots, int64_t num_rows, int num_kv_heads, int block_size, int head_dim);
     void (*embed)(const void *table, int dtype, const int64_t *token_ids, int64_t num_rows, int64_t width,
                   const struct rows *out);
-    void (*add)(const struct rows *x, const struct rows *y, int64_t num_rows, int64_t width, const struct rows *out);
+    void (*convert)(const struct rows *x, int64_t num_rows, int64_t width, const struct rows *out);
     int64_t (*draw)(const float *logits, int64_t vocabulary, float temperature, float min_p, int64_t top_k, double top_p,
                     double chance);
     float (*probe_read)(const void *data, int64_t bytes);
@@ -114,6 +119,6 @@ int64_t num_threads(void);
 
 /* Memory of this thread that lives until its next request for the same slot; 64-byte aligned. */
 void *scratch(int slot, size_t bytes);
-enum scratch_slot { SCRATCH_ROWS, SCRATCH_SCALES, SCRATCH_TILE, SCRATCH_DECODER, NUM_SCRATCH_SLOTS };
+enum scratch_slot { SCRATCH_ROWS, SCRATCH_SCALES, SCRATCH_TILE, SCRATCH_GATES, SCRATCH_DECODER, NUM_SCRATCH_SLOTS };
 
 #endif

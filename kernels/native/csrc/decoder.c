@@ -5,11 +5,11 @@
 #include "baton.h"
 
 struct buffers {
-    struct rows residual, update; /* [T, hidden] float32 */
+    struct rows residual;         /* [T, hidden] float32 */
     struct rows x;                /* [T, hidden] */
     struct rows qkv;              /* [T, (H + 2 G) * D] */
     struct rows mixed;            /* [T, H * D] */
-    struct rows gate_up, product; /* [T, 2 * I], [T, I] */
+    struct rows product;          /* [T, I] */
 };
 
 static struct rows buffer(char **memory, int64_t num_tokens, int64_t width, int32_t dtype)
@@ -24,11 +24,9 @@ static struct buffers lay_out(const struct decoder *d, int64_t num_tokens, char 
     const struct layer *first = &d->layers[0];
     struct buffers b;
     b.residual = buffer(&memory, num_tokens, d->hidden, F32);
-    b.update = buffer(&memory, num_tokens, d->hidden, F32);
     b.x = buffer(&memory, num_tokens, d->hidden, d->dtype);
     b.qkv = buffer(&memory, num_tokens, first->qkv->num_outputs, d->dtype);
     b.mixed = buffer(&memory, num_tokens, first->o->num_inputs, d->dtype);
-    b.gate_up = buffer(&memory, num_tokens, first->gate_up->num_outputs, d->dtype);
     b.product = buffer(&memory, num_tokens, first->down->num_inputs, d->dtype);
     return b;
 }
@@ -54,7 +52,7 @@ static void attend(const struct decoder *d, const struct step *s, int index, con
     int64_t rows = s->num_tokens, keys = (int64_t)d->num_heads * d->head_dim;
     int64_t values = keys + (int64_t)d->num_kv_heads * d->head_dim;
     struct rows q = b->qkv, k = columns(&b->qkv, keys), v = columns(&b->qkv, values);
-    kernels->linear(&b->x, rows, layer->qkv, &b->qkv);
+    kernels->linear(&b->x, rows, layer->qkv, STORE, &b->qkv);
     norm_heads(d, &q, d->num_heads, layer->q_norm, rows);
     norm_heads(d, &k, d->num_kv_heads, layer->k_norm, rows);
     kernels->rotary(&q, &q, s->positions, d->cos_sin, rows, d->num_heads + d->num_kv_heads, d->head_dim);
@@ -66,43 +64,43 @@ static void attend(const struct decoder *d, const struct step *s, int index, con
     a.cache = s->caches[index];
     a.window = layer->window;
     kernels->attention(&a);
-    kernels->linear(&b->mixed, rows, layer->o, &b->update);
+    kernels->linear(&b->mixed, rows, layer->o, ADD, &b->residual);
+}
+
+static void norm(const struct decoder *d, const struct step *s, const void *weight, const struct buffers *b)
+{
+    const struct rows none = {0};
+    active_kernels()->rms_norm(&b->residual, &none, weight, d->eps, s->num_tokens, d->hidden, &b->x, &none);
 }
 
 static void feed_forward(const struct decoder *d, const struct step *s, const struct layer *layer, const struct buffers *b)
 {
     const struct kernels *kernels = active_kernels();
-    const struct rows *residual = &b->residual;
-    kernels->rms_norm(&b->update, residual, layer->mlp_norm, d->eps, s->num_tokens, d->hidden, &b->x, residual);
-    kernels->linear(&b->x, s->num_tokens, layer->gate_up, &b->gate_up);
-    kernels->silu_mul(&b->gate_up, &b->product, s->num_tokens, layer->down->num_inputs);
-    kernels->linear(&b->product, s->num_tokens, layer->down, &b->update);
+    norm(d, s, layer->mlp_norm, b);
+    kernels->linear(&b->x, s->num_tokens, layer->gate_up, GATE, &b->product);
+    kernels->linear(&b->product, s->num_tokens, layer->down, ADD, &b->residual);
 }
 
 static size_t bytes_needed(const struct decoder *d, int64_t num_tokens)
 {
     const struct layer *first = &d->layers[0];
-    int64_t widths = 3 * d->hidden + first->qkv->num_outputs + first->o->num_inputs + first->gate_up->num_outputs
-                     + first->down->num_inputs;
-    return (size_t)(num_tokens * widths) * sizeof(float) + 7 * 64;
+    int64_t widths = 2 * d->hidden + first->qkv->num_outputs + first->o->num_inputs + first->down->num_inputs;
+    return (size_t)(num_tokens * widths) * sizeof(float) + 5 * 64;
 }
 
 /* Keys and values go to the caches, hidden states to s->out. */
 void baton_forward(const struct decoder *d, const struct step *s)
 {
     const struct kernels *kernels = active_kernels();
-    const struct rows none = {0}, out = {s->out, d->hidden, d->dtype};
+    const struct rows out = {s->out, d->hidden, d->dtype};
     struct buffers b = lay_out(d, s->num_tokens, scratch(SCRATCH_DECODER, bytes_needed(d, s->num_tokens)));
     kernels->embed(d->embedding, d->dtype, s->token_ids, s->num_tokens, d->hidden, &b.residual);
     for (int index = 0; index < d->num_layers; index++) {
-        const struct layer *layer = &d->layers[index];
-        const struct rows *update = index ? &b.update : &b.residual, *residual = index ? &b.residual : &none;
-        kernels->rms_norm(update, residual, layer->input_norm, d->eps, s->num_tokens, d->hidden, &b.x,
-                          residual);
+        norm(d, s, d->layers[index].input_norm, &b);
         attend(d, s, index, &b);
         if (s->tell && ((index + 1) % s->tell_every == 0 || index + 1 == d->num_layers))
             s->tell(index + 1);
-        feed_forward(d, s, layer, &b);
+        feed_forward(d, s, &d->layers[index], &b);
     }
-    kernels->add(&b.update, &b.residual, s->num_tokens, d->hidden, &out);
+    kernels->convert(&b.residual, s->num_tokens, d->hidden, &out);
 }

@@ -107,7 +107,7 @@ void baton_pack(const void *weight, int dtype, int64_t num_outputs, int64_t num_
 void baton_linear(void *x, int x_dtype, int64_t num_rows, const struct weight *weight, void *out, int out_dtype)
 {
     struct rows from = {x, weight->num_inputs, x_dtype}, to = {out, weight->num_outputs, out_dtype};
-    active->linear(&from, num_rows, weight, &to);
+    active->linear(&from, num_rows, weight, STORE, &to);
 }
 
 void baton_attention(const struct attention *a)

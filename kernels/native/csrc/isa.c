@@ -28,15 +28,35 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-static void linear(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out)
+static void linear_at_once(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,
+                           const struct rows *out)
 {
 #if defined(ISA_AMX)
     if (weight->kind == KIND_BF16 || is_quantized(weight->kind)) {
-        linear_tiles(x, num_rows, weight, out);
+        linear_tiles(x, num_rows, weight, then, out);
         return;
     }
 #endif
-    linear_in_vectors(x, num_rows, weight, out);
+    linear_in_vectors(x, num_rows, weight, then, out);
+}
+
+static bool gates_at_once(const struct weight *weight)
+{
+    return USES_TILES && weight->num_outputs % (PANEL * PANEL_GROUP) == 0
+           && (weight->kind == KIND_BF16 || is_quantized(weight->kind));
+}
+
+static void linear(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,
+                   const struct rows *out)
+{
+    if (then != GATE || gates_at_once(weight)) {
+        linear_at_once(x, num_rows, weight, then, out);
+        return;
+    }
+    int64_t width = weight->num_outputs;
+    struct rows both = {scratch(SCRATCH_GATES, (size_t)(num_rows * width) * sizeof(float)), width, out->dtype};
+    linear_at_once(x, num_rows, weight, STORE, &both);
+    silu_mul(&both, out, num_rows, width / 2);
 }
 
 const struct kernels JOIN(kernels_, ISA_NAME) = {
@@ -49,7 +69,7 @@ const struct kernels JOIN(kernels_, ISA_NAME) = {
     .silu_mul = silu_mul,
     .store_kv = store_kv,
     .embed = embed,
-    .add = add,
+    .convert = convert,
     .draw = draw,
     .probe_read = probe_read,
     .probe_floats = probe_floats,

@@ -14,6 +14,7 @@ enum { USES_TILES = 0 };
 
 struct linear_job {
     const struct weight *weight;
+    enum then then;
     struct rows x;   /* what the caller gave, beginning at the first row of the pass */
     struct rows out;
     int64_t num_rows;
@@ -25,13 +26,20 @@ struct linear_job {
     int64_t panels_per_item;
 };
 
+INLINE vf with_bias(const struct linear_job *job, int64_t output, vf value)
+{
+    return job->weight->bias == NULL ? value : vadd(value, vload(job->weight->bias + output));
+}
+
 INLINE void store_outputs(const struct linear_job *job, int64_t row, int64_t output, vf value)
 {
-    const struct weight *w = job->weight;
-    if (w->bias != NULL)
-        value = vadd(value, vload(w->bias + output));
-    if (output < w->num_outputs)
-        store_row(&job->out, row, output, w->num_outputs, value);
+    int64_t n = job->weight->num_outputs;
+    if (output >= n)
+        return;
+    value = with_bias(job, output, value);
+    if (job->then == ADD)
+        value = vadd(value, load_row(&job->out, row, output, n));
+    store_row(&job->out, row, output, n, value);
 }
 
 #include "linear_quantized.c"
@@ -220,12 +228,13 @@ static int64_t panels_per_item(int64_t num_panels, int64_t num_rows)
     return round_up((num_panels + items - 1) / items, PANEL_GROUP);
 }
 
-static void linear_in_vectors(const struct rows *x, int64_t num_rows, const struct weight *weight, const struct rows *out)
+static void linear_in_vectors(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,
+                              const struct rows *out)
 {
     int64_t num_panels = count_panels(weight->num_outputs);
     int64_t rows_per_pass = min_int(num_rows, 1 + (1 << 20) / (4 * weight->num_inputs)); /* activations stay in L2 */
     for (int64_t row = 0; row < num_rows; row += rows_per_pass) {
-        struct linear_job job = {.weight = weight, .x = *x, .out = *out};
+        struct linear_job job = {.weight = weight, .then = then, .x = *x, .out = *out};
         job.x.data = row_of(x, row);
         job.out.data = row_of(out, row);
         job.num_rows = min_int(rows_per_pass, num_rows - row);

@@ -252,23 +252,23 @@ static void embed(const void *table, int dtype, const int64_t *token_ids, int64_
     parallel(row_items(num_rows), embed_rows, &job);
 }
 
-struct add_job {
-    struct rows x, y, out;
+struct convert_job {
+    struct rows x, out;
     int64_t num_rows, width;
 };
 
-static void add_rows(void *context, int64_t item)
+static void convert_rows(void *context, int64_t item)
 {
-    const struct add_job *job = context;
+    const struct convert_job *job = context;
     int64_t end = (item + 1) * ROWS_PER_ITEM;
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
         for (long i = 0; i < job->width; i += W)
-            store_row(&job->out, row, i, job->width,
-                      vadd(load_row(&job->x, row, i, job->width), load_row(&job->y, row, i, job->width)));
+            store_row(&job->out, row, i, job->width, load_row(&job->x, row, i, job->width));
 }
 
-static void add(const struct rows *x, const struct rows *y, int64_t num_rows, int64_t width, const struct rows *out)
+/* x in the type of out */
+static void convert(const struct rows *x, int64_t num_rows, int64_t width, const struct rows *out)
 {
-    struct add_job job = {*x, *y, *out, num_rows, width};
-    parallel(row_items(num_rows), add_rows, &job);
+    struct convert_job job = {*x, *out, num_rows, width};
+    parallel(row_items(num_rows), convert_rows, &job);
 }
