@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -107,7 +107,7 @@ class Check:
         self.is_right = True
 
     def run(self, part: str) -> bool:
-        parts = {
+        parts: dict[str, Callable[[], Pieces]] = {
             "agreement": self.agreement,
             "kernels": self.kernels,
             "transfers": self.transfers,

@@ -78,6 +78,11 @@ def step(engine: Engine) -> None:
             raise RuntimeError(output.error.message)
 
 
+def steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        step(engine)
+
+
 def drain(engine: Engine) -> None:
     while engine.load().num_running + engine.load().num_waiting:
         step(engine)
@@ -107,7 +112,7 @@ def decoding(model: Model, load: Load, batch: int, is_recorded: bool) -> Engine:
 
 def step_s(engine: Engine, load: Load) -> float:
     count = engine.load().num_running
-    seconds = timing.elapsed(lambda: [step(engine) for _ in range(load.steps)], engine.cache.device)
+    seconds = timing.elapsed(partial(steps, engine, load.steps), engine.cache.device)
     assert engine.load().num_running == count, "a sequence has ended before its time was taken"
     return seconds / load.steps
 
