@@ -92,8 +92,8 @@ class TransferConfig:
     """How blocks travel between workers."""
 
     transport: str = option("auto", "auto, zmq (TCP), ipc (shared memory), ucx or inproc")
-    piece_bytes: int = option(1 << 20, "bytes sent as one message; runs of blocks are cut to it")
-    credit_bytes: int = option(8 << 20, "bytes in flight per transfer at most")
+    piece_bytes: int = option(2 << 20, "bytes sent as one message; runs of blocks are cut to it")
+    credit_bytes: int = option(16 << 20, "bytes in flight per transfer at most")
     layer_groups: int = option(
         6,
         "parts in which the layers of a long enough prompt leave while it is computed; 1: blocks leave whole",

@@ -106,15 +106,18 @@ class PrefillWorker:
                 self._tracer.note(output.sequence, self._name, output.finish_reason)
 
     def watch(self, works: list[Work]) -> Watch | None:
-        """How the sender hears of layers while a step computes them: no more often than gives it pieces of
-        the usual size."""
+        """How the sender hears of layers while a step computes them: often enough for pieces of the usual
+        size. Nothing is told of a step that would make a single such piece: sending takes time from
+        computing, and its first token would wait for what its second gains."""
         leaving = [(work.sequence.key, work.start + work.num_tokens) for work in works if _may_leave(work)]
         cache, num_layers = self._engine.cache, self._engine.layout.num_layers
-        if not leaving or cache.device.type != "cpu" or self._config.layer_groups == 1:
+        if not leaving or cache.device.type != "cpu":
             return None
         num_tokens = sum(work.num_tokens for work in works if _may_leave(work))
         tokens_bytes = num_tokens * cache.layer_bytes // self._engine.layout.block_size
         every = max(-(-num_layers // self._config.layer_groups), -(-self._config.piece_bytes // tokens_bytes))
+        if every > num_layers // 2:
+            return None
 
         def tell(num_layers: int) -> None:
             for key, num_computed in leaving:

@@ -35,16 +35,12 @@ async def test_a_long_prompt_to_be_handed_over_is_watched_part_by_part(transfers
     watch.tell(1)  # of a transfer that was never offered: nobody minds
 
 
-async def test_a_short_prompt_leaves_in_pieces_that_are_worth_it(transfers: LoopThread) -> None:
-    watch = worker_of(transfers).watch([work_of(make_sequence("r", prompt(4), handoff=True), 4)])
-    assert watch is not None and watch.every >= NUM_LAYERS
-
-
 @pytest.mark.parametrize(
     ("sequence", "changes"),
     [
         (make_sequence("stays here", prompt(16)), {}),
         (make_sequence("a single token", prompt(16), handoff=True, max_tokens=1), {}),
+        (make_sequence("short", prompt(4), handoff=True), {}),
         (make_sequence("whole blocks", prompt(16), handoff=True), {"layer_groups": 1}),
     ],
     ids=lambda value: "",
@@ -52,4 +48,4 @@ async def test_a_short_prompt_leaves_in_pieces_that_are_worth_it(transfers: Loop
 async def test_what_nobody_waits_for_is_not_watched(
     transfers: LoopThread, sequence: Sequence, changes: dict[str, int]
 ) -> None:
-    assert worker_of(transfers, **changes).watch([work_of(sequence, 16)]) is None
+    assert worker_of(transfers, **changes).watch([work_of(sequence, len(sequence.token_ids))]) is None
