@@ -289,6 +289,12 @@ INLINE int64_t first_chunk(const struct job_of_head *job)
     return lowest_position(job, position_of(job, job->first_row)) / CHUNK * CHUNK;
 }
 
+/* With more rows there is more to compute than to read, and other rows have just read the same. */
+INLINE bool waits_for_memory(const struct job_of_head *job)
+{
+    return job->num_rows <= 16;
+}
+
 static void fetch_first_chunk(const struct job_of_head *job)
 {
     enum dtype dtype = (enum dtype)job->a->cache_dtype;
@@ -304,10 +310,10 @@ INLINE void attend_chunks(const struct job_of_head *job, struct head_tiles *h, e
     struct chunk next = locate(job, start, last, dtype);
     for (; start <= last; start += CHUNK) {
         struct chunk chunk = next;
-        if (start + CHUNK <= last) {
+        if (start + CHUNK <= last)
             next = locate(job, start + CHUNK, last, dtype);
+        if (start + CHUNK <= last && waits_for_memory(job))
             fetch_ahead_rows16(job, &next, dtype);
-        }
         if (!h->in_place)
             fetch_keys(job, h, &chunk, dtype);
         fetch_values(job, h, &chunk, dtype);

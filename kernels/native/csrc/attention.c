@@ -545,7 +545,8 @@ static void attend_item(void *context, int64_t item)
 #if defined(ISA_AMX)
     if (uses_tiles(items->a) && item + num_threads() < items->count) { /* about what this thread will take next */
         struct job_of_head next = job_of(items->a, item + num_threads());
-        fetch_first_chunk(&next);
+        if (waits_for_memory(&next))
+            fetch_first_chunk(&next);
     }
 #endif
     attend(&job);
