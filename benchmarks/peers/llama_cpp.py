@@ -23,8 +23,9 @@ def serving(program: Path, weights: str, num_slots: int = 32) -> Iterator[Server
     """``program`` is a ``llama-server``, ``weights`` one of ``TYPES``; on all cores that we have."""
     port, num_threads = free_port(), len(os.sched_getaffinity(0))
     model = model_of(program, weights)
-    options = ["-t", str(num_threads), "-tb", str(num_threads), "-np", str(num_slots), "-c", "32768", "--kv-unified"]
-    command = [str(program), "-m", str(model), "--port", str(port), *options]
+    threads = ["-t", str(num_threads), "-tb", str(num_threads)]
+    room = ["-np", str(num_slots), "-c", "32768", "--kv-unified"]  # for all slots together
+    command = [str(program), "-m", str(model), "--port", str(port), *threads, *room]
     with running(command, port, "/health", START_TIMEOUT_S) as server:
         yield server
 

@@ -47,8 +47,8 @@ def test_every_kernel_compiles_for_a_gpu(capability: int, dtype: str, tmp_path: 
         kernel, case, _, _, spilled, _, number, product, _ = [cell.strip() for cell in line.split("|")[1:-1]]
         key = kernel, case.split("; ")[0]
         at_a_time[key] = max(at_a_time[key], int(number))
-        if dtype != "float32":  # whose largest tiles are for others
-            assert spilled == "0", line
+        if dtype != "float32":  # whose largest tiles are for others; all are for capability 90
+            assert spilled == "0" or capability != 90, line
             assert not (kernel in WITH_PRODUCTS and not product), line
     assert {kernel for kernel, _ in at_a_time} == KERNELS
     assert min(at_a_time.values()) >= 1, at_a_time
