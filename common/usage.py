@@ -15,9 +15,7 @@ class Usage:
         self._process = psutil.Process()
         self._gpu = nvml.find(gpu_uuid) if gpu_uuid else None
         self.locality = {} if self._gpu is None else self._gpu.locality()  # labels, as in a worker's Status
-        self.seat = (
-            "" if gpu_uuid else cores.seat()
-        )  # as there; what computes on a GPU leaves cores to others
+        self.seat = "" if gpu_uuid else cores.seat()  # as there; who computes on a GPU leaves cores to others
 
     def counters(self) -> dict[str, float]:
         times = self._process.cpu_times()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from common import options
 from common.config import (
+    ALL_CONFIGS,
     ConfigError,
     EngineConfig,
     NetworkConfig,
@@ -16,17 +17,6 @@ from common.config import (
     WorkerConfig,
 )
 from common.hosts import reachable
-
-CLASSES = (
-    EngineConfig,
-    TransferConfig,
-    WorkerConfig,
-    ProxyConfig,
-    TraceConfig,
-    NetworkConfig,
-    StopConfig,
-    ServeConfig,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,7 @@ class Deployment:
 
 def read(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int = 0) -> Deployment:
     """The deployment that the command line, the environment and the cluster file ask for."""
-    parser = options.command_line(CLASSES, "baton serve", positional="model")
+    parser = options.command_line(ALL_CONFIGS, "baton serve", positional="model")
     shared = options.collect(parser, argv, environment)
     serve = options.build(ServeConfig, shared)
     for_proxy = options.collect(parser, argv, environment, "proxy")

@@ -109,18 +109,20 @@ class PrefillWorker:
         """How the sender hears of layers while a step computes them: often enough for pieces of the usual
         size. Nothing is told of a step that would make a single such piece: sending takes time from
         computing, and its first token would wait for what its second gains."""
-        leaving = [(work.sequence.key, work.start + work.num_tokens) for work in works if _may_leave(work)]
+        leaving = [work for work in works if _may_leave(work)]
         cache, num_layers = self._engine.cache, self._engine.layout.num_layers
         if not leaving or cache.device.type != "cpu":
             return None
-        num_tokens = sum(work.num_tokens for work in works if _may_leave(work))
+        num_tokens = sum(work.num_tokens for work in leaving)
         tokens_bytes = num_tokens * cache.layer_bytes // self._engine.layout.block_size
         every = max(-(-num_layers // self._config.layer_groups), -(-self._config.piece_bytes // tokens_bytes))
         if every > num_layers // 2:
             return None
 
+        ends = [(work.sequence.key, work.start + work.num_tokens) for work in leaving]
+
         def tell(num_layers: int) -> None:
-            for key, num_computed in leaving:
+            for key, num_computed in ends:
                 self._transfers.call(self._sender.progress, key, num_computed, num_layers)
 
         return Watch(every, tell)
