@@ -24,7 +24,7 @@
          "memory_bytes": 700000000}],         resident; null where it is not told
      "links": [{"prefill": "prefill-0", "decode": "decode-0", "bytes": 1.5e9, "bytes_per_s": 1.2e7}],
      "windows": {"10": WINDOW, "60": WINDOW}, the last so many seconds
-     "recent": [RECORD, ...]}                 requests that ended, the latest first, 40 at most
+     "recent": [RECORD, ...]}                 requests that ended, the latest first, 14 at most
 
     WINDOW  {"ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "e2e_p50_s", "e2e_p99_s",
              "requests_per_s", "good_per_s", "errors_per_s", "output_tokens_per_s", "prompt_tokens_per_s"}
@@ -38,10 +38,8 @@
 Rates of workers need two of their reports: they are null in the first snapshot after a while without any.
 """
 
-import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +52,7 @@ from proxy.record import Record
 from proxy.registry import Registry
 from proxy.worker import Worker
 
-NUM_RECENT = 40
+NUM_RECENT = 14  # as many as the page has room for: each snapshot carries them
 SPANS_S = (10, LONGEST_S)
 LOST_SHOWN_S = 120.0
 REPORTS_KEPT_S = 3.0  # rates are means over this time
@@ -104,11 +102,10 @@ class Live:
         if record.good:
             self._good.add(1.0, now)
 
-    async def snapshots(self, interval_s: float = 1.0) -> AsyncGenerator[Json, None]:
-        """One at once, then one every ``interval_s``, without end."""
-        while True:
-            yield self.snapshot()
-            await asyncio.sleep(interval_s)
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way and nothing ended in the shorter of the windows."""
+        return not self._admission.num_admitted and not self._ended.rate(time.monotonic(), min(SPANS_S))
 
     def snapshot(self) -> Json:
         now = time.monotonic()

@@ -43,11 +43,10 @@ async def pair(system: System) -> tuple[ScriptedWorker, ScriptedWorker]:
 async def look_until(system: System, condition: Any) -> dict[str, Any]:
     """The first snapshot that fulfils it."""
     async with asyncio.timeout(WAIT_S):
-        async for snapshot in system.frontend.observer.live.snapshots(0.02):
-            if condition(snapshot):
-                json.loads(json.dumps(snapshot))
-                return snapshot
-    raise AssertionError("snapshots came to an end")
+        while not condition(snapshot := system.frontend.observer.live.snapshot()):
+            await asyncio.sleep(0.02)
+    json.loads(json.dumps(snapshot))
+    return snapshot
 
 
 async def test_the_picture_shows_workers_links_and_requests(system: System) -> None:
@@ -127,3 +126,27 @@ def test_only_the_slowest_are_kept() -> None:
     for seconds in (3.0, 1.0, 2.0):
         slowest.note(record._replace(total_s=seconds))
     assert [kept["total_s"] for kept in slowest.to_json()] == [3.0, 2.0]
+
+
+def is_idle(system: System) -> bool:
+    return system.frontend.observer.live.is_idle
+
+
+async def test_idle_is_said_of_a_system_without_requests_only(system: System) -> None:
+    assert is_idle(system)
+    decode: list[ScriptedWorker] = []
+    release = asyncio.Event()
+
+    async def waits(worker: ScriptedWorker, generate: Generate) -> None:
+        await release.wait()
+        await continues(worker, generate)
+
+    await system.worker("prefill", hands_over_to(decode))
+    decode.append(await system.worker("decode", waits))
+    request = asyncio.create_task(system.client.post("/v1/completions", json=BODY))
+    await look_until(system, lambda s: s["in_flight"] == 1)
+    assert not is_idle(system)
+    release.set()
+    assert (await request).status_code == 200
+    await look_until(system, lambda s: s["recent"])
+    assert not is_idle(system)

@@ -1,13 +1,13 @@
-// The last five minutes since the page was opened, a point a second.
+// The last five minutes since the page was opened, a point for each snapshot.
 
-import { element, rate } from "./format.js";
+import { element, rate, setText } from "./format.js";
 
-const NUM_POINTS = 300;
+const SHOWN_S = 300;
 const HEIGHT = 150;
-const POINTS_A_DRAWING = 4; // drawing is most of what an open page costs; the figures beside follow every point
+const DRAWING_S = 4; // drawing is most of what an open page costs; the figures beside follow every point
 const times = [];
 const charts = [];
-let undrawn = POINTS_A_DRAWING; // points since the last drawing: the first is drawn at once
+let drawnAt = 0;
 
 const KINDS = [
   { id: "ttft", scale: 1e3, lines: [["p50", (w) => w.ttft_p50_s], ["p99", (w) => w.ttft_p99_s]] },
@@ -20,13 +20,12 @@ const clock = (at) => new Date(1e3 * at).toLocaleTimeString("en-GB");
 
 // The values under the cursor, or the latest.
 function tell({ kind, series }, index) {
-  const entries = kind.lines.map(([label], number) => {
-    const value = series[number][index ?? series[number].length - 1];
-    const entry = element("span", "", `${label} ${rate(value)}`);
+  const legend = document.getElementById(`legend-${kind.id}`);
+  kind.lines.forEach(([label], number) => {
+    const entry = legend.children[number] ?? legend.appendChild(element("span"));
     entry.dataset.line = String(number);
-    return entry;
+    setText(entry, `${label} ${rate(series[number][index ?? series[number].length - 1])}`);
   });
-  document.getElementById(`legend-${kind.id}`).replaceChildren(...entries);
 }
 
 function flow(snapshot) {
@@ -42,17 +41,16 @@ export function push(snapshot, span) {
       chart.series[number].push(value === null || value === undefined ? null : value * chart.kind.scale);
     });
   }
-  if (times.length > NUM_POINTS) {
+  while (times[0] < snapshot.at - SHOWN_S) {
     times.shift();
     for (const chart of charts) chart.series.forEach((values) => values.shift());
   }
-  undrawn += 1;
-  if (!document.hidden && undrawn >= POINTS_A_DRAWING) redraw();
+  if (!document.hidden && snapshot.at - drawnAt >= DRAWING_S) redraw();
   charts.forEach((chart) => tell(chart, chart.plot.cursor.idx));
 }
 
 export function redraw() {
-  undrawn = 0;
+  drawnAt = times.at(-1) ?? 0;
   for (const chart of charts) chart.plot.setData([times, ...chart.series]);
 }
 

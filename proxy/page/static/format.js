@@ -24,8 +24,9 @@ export function percent(share) {
   return share === null || share === undefined ? "–" : `${(100 * share).toFixed(0)} %`;
 }
 
+// How long ago, in steps of five seconds: each change of a text costs a drawing.
 export function ago(seconds) {
-  if (seconds < 60) return `${seconds.toFixed(0)} s`;
+  if (seconds < 60) return `${5 * Math.floor(seconds / 5)} s`;
   return seconds < 3600 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`;
 }
 

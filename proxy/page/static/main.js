@@ -1,4 +1,4 @@
-// The page: snapshots come once a second, each part draws what is its own.
+// The page: snapshots come every second or two, each part draws what is its own.
 
 import * as ask from "./ask.js";
 import * as charts from "./charts.js";

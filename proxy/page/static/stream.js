@@ -20,13 +20,14 @@ export async function askForKey(wasGiven) {
 
 // The data of each event, in order, until the stream ends.
 export async function* events(reply) {
-  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = reply.body.getReader();
+  const decoder = new TextDecoder();
   let rest = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const parts = (rest + value).split("\n\n");
+      const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
       rest = parts.pop();
       for (const part of parts) if (part.startsWith("data:")) yield part.slice(5).trim();
     }

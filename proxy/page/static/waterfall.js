@@ -3,7 +3,6 @@
 import { ago, element, milliseconds, setText } from "./format.js";
 
 const SEGMENTS = ["route", "retry", "queue", "prefill", "transfer", "wait", "decode"];
-const NUM_SHOWN = 14;
 const rows = new Map(); // id of a request -> its row and the parts that change, in the order shown
 let chosen = null; // id of a request
 let shown = [];
@@ -34,7 +33,7 @@ export function hold() {
 
 export function draw(snapshot) {
   if (held) return;
-  shown = snapshot.recent.slice(0, NUM_SHOWN);
+  shown = snapshot.recent;
   const list = document.getElementById("recent");
   if (!shown.length) {
     rows.clear();
