@@ -5,6 +5,7 @@ sides walk through a region that is larger than the caches, as the blocks of a K
 """
 
 import asyncio
+import mmap
 import multiprocessing
 import os
 import socket
@@ -53,7 +54,8 @@ class Region:
     """Memory to send from or to receive into, piece after piece."""
 
     def __init__(self) -> None:
-        self._view = memoryview(bytearray(os.urandom(1 << 20) * (REGION_BYTES >> 20)))
+        self._view = memoryview(mmap.mmap(-1, REGION_BYTES))  # aligned as a cache is
+        self._view[:] = os.urandom(1 << 20) * (REGION_BYTES >> 20)
         self._at = 0
 
     def piece(self, piece_bytes: int) -> memoryview:

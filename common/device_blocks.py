@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest
 
 WORD_BYTES = 8
 
@@ -24,12 +24,12 @@ class DeviceBlocks:
         whole = (torch.frombuffer(view, dtype=torch.uint8) for view in views)
         return cls([block for tensor in whole for block in tensor.view(-1, block_bytes)])
 
-    def checksum(self) -> int:
+    def checksum(self) -> bytes:
         """64 bits, computed where the blocks are: of each a sum over its words, xxh3_64 over these sums. No
         change of a single word goes unnoticed, and hardly one of several. Waits for the device, in the
         calling thread's stream."""
         sums = torch.stack([_sum_of(block.view(torch.int64)) for block in self.tensors]).tolist()
-        return xxh3_64_intdigest(struct.pack(f"<{len(sums)}q", *sums))
+        return xxh3_64_digest(struct.pack(f"<{len(sums)}q", *sums))
 
 
 def _sum_of(words: Tensor) -> Tensor:

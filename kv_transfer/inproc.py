@@ -5,9 +5,10 @@ import threading
 from collections.abc import Sequence
 
 from kv_transfer.acceptor import Handlers
+from kv_transfer.checksum import Digest, copying
 from kv_transfer.mailbox import Kind, MailboxConnection, greeting, open_within
-from kv_transfer.memory import Buffer
-from kv_transfer.transport import Connection, ConnectionHandler, Limits
+from kv_transfer.memory import Buffer, scatter, size_of
+from kv_transfer.transport import Connection, ConnectionHandler, Header, Limits, text_of
 
 
 class Namespace:
@@ -48,9 +49,11 @@ class InprocWire:
     def attach(self, connection: MailboxConnection, other: "InprocWire") -> None:
         self._connection, self._other = connection, other
 
-    def post(self, parts: Sequence[Buffer]) -> None:
+    def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
         if self._other is not None:
-            self._other.call([bytes(part) for part in parts])
+            copied = bytearray(size_of(payload))
+            scatter(payload, [copied], copying(digest))
+            self._other.call([copied, text_of(head)] if copied else [text_of(head)])
 
     def close(self) -> None:
         self._connection = self._other = None

@@ -38,7 +38,7 @@ from common.tally import Tally, tallies
 from kv_transfer import transport
 from kv_transfer.course import Piece
 from kv_transfer.outgoing import Outgoing, Phase
-from kv_transfer.payload import Payload, checksum_of, send
+from kv_transfer.payload import Payload, send
 
 MEMORY = 0.8  # how much of what is known of a link's speed a further transfer leaves
 MAX_PEERS = 256  # decode workers that figures are kept of: those heard of last
@@ -241,7 +241,6 @@ class Link:
             outgoing.phase = Phase.ENDED  # in the engine, this very moment: its cancel is on the way
             return
         try:
-            digest = checksum_of(payload) if self._config.checksums else None
             on_device = isinstance(payload, DeviceBlocks)
             if outgoing.sent_bytes == outgoing.landed_bytes:
                 self._watch(outgoing)
@@ -250,8 +249,8 @@ class Link:
             wants_answer = outgoing.note_sent(piece)
             layers = None if self._is_whole(piece) else (piece.layers.start, piece.layers.stop)
             first, count = piece.first, piece.count
-            message = Blocks(outgoing.transfer_id, first, count, digest, wants_answer, on_device, layers)
-            await send(connection, message, payload)
+            message = Blocks(outgoing.transfer_id, first, count, None, wants_answer, on_device, layers)
+            await send(connection, message, payload, self._config.checksums)
         finally:
             self._source.take_back(outgoing.sequence)
         num_blocks = count if piece.layers.stop == self._num_layers else 0

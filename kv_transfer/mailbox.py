@@ -8,8 +8,8 @@ What such carriers lack is added here, the same for all of them:
 3. PING on a timer. A peer that was silent for too long is dead, however its socket looks.
 4. BYE with the reason ends the connection, after everything sent before it.
 
-The first part of each message is one byte of kind, the header, and a digest of both; further parts are the
-payload, which whoever sends it guards by itself.
+The last part of each message is one byte of kind, the header, and a digest of both. Parts before it are the
+payload, which whoever sends it guards by itself, with a hash in the header: that comes last for this reason.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from common.seal import DIGEST_BYTES, is_whole, seal
-from kv_transfer.memory import Buffer, Seen, scatter, size_of
-from kv_transfer.transport import MAX_HEADER_BYTES, Limits
+from kv_transfer.checksum import Digest, copying
+from kv_transfer.memory import Buffer, scatter, size_of
+from kv_transfer.transport import MAX_HEADER_BYTES, Header, Limits, text_of
 from kv_transfer.window import MIN_WINDOW_BYTES, Window
 
-VERSION = 1
+VERSION = 2
 PREFIX_BYTES = 64 << 10
 _GREETING = struct.Struct(">5sBQQ")  # magic, version, window, largest payload
 _CREDIT = struct.Struct(">Q")
@@ -56,8 +57,9 @@ def farewell(reason: str) -> bytes:
 class Wire(Protocol):
     """Carries the messages of one connection to its peer."""
 
-    def post(self, parts: Sequence[Buffer]) -> None:
-        """Take a message without waiting and without keeping ``parts``. Raises ``ConnectionError``."""
+    def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
+        """Take a message without waiting and without keeping ``payload``; ``head`` is asked for after
+        ``digest`` has seen it. Raises ``ConnectionError``."""
         ...
 
     def close(self) -> None:
@@ -110,20 +112,24 @@ class MailboxConnection:
         if not self.was_open:
             self.check_alive()
 
-    async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
-        self.check_size(len(header), size_of(payload))
-        await self.send_unchecked(header, payload)
+    async def send(
+        self, header: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None
+    ) -> None:
+        self.check_size(len(text_of(header)), size_of(payload))
+        await self.send_unchecked(header, payload, digest)
 
-    async def send_unchecked(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
+    async def send_unchecked(
+        self, header: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None
+    ) -> None:
         """For transports that add up to ``PREFIX_BYTES`` to a header."""
         self.check_alive()
         try:
-            await self._window.take(self._window.cost(len(header) + size_of(payload)))
+            await self._window.take(self._window.cost(len(text_of(header)) + size_of(payload)))
         except asyncio.CancelledError:
             self.end("a send was cancelled here", "the peer cancelled a send")
             raise
         self.check_alive()
-        self._post(headed(Kind.DATA, header), payload)
+        self._post(lambda: headed(Kind.DATA, text_of(header)), payload, digest)
         self.check_alive()
 
     def send_now(self, header: bytes) -> bool:
@@ -144,14 +150,14 @@ class MailboxConnection:
             self._finish_current()
         return message.header, message.payload_bytes
 
-    async def receive_payload(self, into: Sequence[memoryview], seen: Seen | None = None) -> None:
+    async def receive_payload(self, into: Sequence[memoryview], digest: Digest | None = None) -> None:
         if self._current is None:
             self.check_alive()
         expected, given = self._current.payload_bytes if self._current else 0, size_of(into)
         if given != expected:
             raise ValueError(f"buffers of {given} bytes for a payload of {expected} bytes")
         if self._current is not None:
-            scatter(self._current.payload, into, seen)
+            scatter(self._current.payload, into, copying(digest))
             self._finish_current()
 
     async def close(self) -> None:
@@ -161,15 +167,16 @@ class MailboxConnection:
 
     def deliver(self, parts: Sequence[Buffer]) -> None:
         """A message has come from the peer."""
-        if self._lost is not None or not parts[0]:
+        *payload, last = parts
+        if self._lost is not None or not last:
             return
         self._silent_ticks = 0
-        head, digest = parts[0][:-DIGEST_BYTES], parts[0][-DIGEST_BYTES:]
+        head, digest = last[:-DIGEST_BYTES], last[-DIGEST_BYTES:]
         if not head or not is_whole(head, digest):
             return self.refuse("a message was damaged on its way, or is not of this protocol")
         kind, body = head[0], bytes(head[1:])
         if kind == Kind.DATA and self._opened.is_set():
-            self._queue(body, parts[1:])
+            self._queue(body, payload)
         elif kind == Kind.CREDIT and len(body) == _CREDIT.size:
             self._window.give(_CREDIT.unpack(body)[0])
         elif kind in (Kind.HELLO, Kind.WELCOME) and not self._opened.is_set():
@@ -247,9 +254,9 @@ class MailboxConnection:
             self._post(headed(Kind.CREDIT, _CREDIT.pack(self._owed)))
             self._owed = 0
 
-    def _post(self, head: bytes, payload: Sequence[Buffer] = ()) -> None:
+    def _post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
         try:
-            self._wire.post([head, *payload])
+            self._wire.post(head, payload, digest)
         except ConnectionError as error:
             self.lose(str(error))
 

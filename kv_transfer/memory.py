@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 Buffer = bytes | bytearray | memoryview
-Seen = Callable[[memoryview], object]
-CACHED_BYTES = 256 << 10  # a core's own cache holds this twice, copied and copy, with room to spare
+Copy = Callable[[memoryview, memoryview], None]  # from, to
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -24,25 +23,22 @@ def size_of(buffers: Iterable[Buffer]) -> int:
     return sum(buffer.nbytes if isinstance(buffer, memoryview) else len(buffer) for buffer in buffers)
 
 
-def scatter(source: Iterable[Buffer], into: Iterable[Buffer], seen: Seen | None = None) -> None:
-    """Write the bytes of ``source``, one after the other, into ``into``; both have the same size in total.
-    ``seen`` is called with what was written, piece by piece, while it is in the processor's cache."""
+def copy(source: memoryview, target: memoryview) -> None:
+    # numpy lets go of the interpreter lock while it copies; a slice assignment would stop the engine's
+    # thread.
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def scatter(source: Iterable[Buffer], into: Iterable[Buffer], copy: Copy = copy) -> None:
+    """Write the bytes of ``source``, one after the other, into ``into``; both have the same size in total."""
     targets = flat(into)
     target = memoryview(b"")
     for piece in flat(source):
         while piece.nbytes:
             target = target if target.nbytes else next(targets)
-            count = min(piece.nbytes, target.nbytes, CACHED_BYTES if seen else piece.nbytes)
+            count = min(piece.nbytes, target.nbytes)
             copy(piece[:count], target[:count])
-            if seen:
-                seen(target[:count])
             piece, target = piece[count:], target[count:]
-
-
-def copy(source: memoryview, target: memoryview) -> None:
-    # numpy lets go of the interpreter lock while it copies; a slice assignment would stop the engine's
-    # thread.
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def cut(buffers: Sequence[Buffer], piece_bytes: int, gather_bytes: int) -> Iterator[Buffer]:

@@ -37,6 +37,7 @@ from common.roster import Reservation
 from common.sequence import SequenceKey
 from common.tally import Tally, tallies
 from kv_transfer import transport
+from kv_transfer.checksum import has_kernels
 from kv_transfer.incoming import Incoming, Phase
 from kv_transfer.payload import Payload, receive
 from kv_transfer.peer import Incompatible, Peer
@@ -113,6 +114,7 @@ class Receiver:
         block_bytes: int,
         adopt: Callable[[Reservation, Handover], None],
     ) -> None:
+        has_kernels()
         self.counters = ReceiverCounters()
         self.draining = False
         self._sink = sink

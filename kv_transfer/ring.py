@@ -18,7 +18,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
-from kv_transfer.memory import Buffer, copy, flat, size_of
+from kv_transfer.memory import Buffer, Copy, copy, scatter, size_of
 
 TOKEN_BYTES = 16
 _WHERE = struct.Struct(f">QQQ{TOKEN_BYTES}s")  # process, descriptor, size, first bytes of the memory
@@ -88,15 +88,12 @@ class Ring:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def write(self, payload: Sequence[Buffer]) -> bytes:
+    def write(self, payload: Sequence[Buffer], copy: Copy = copy) -> bytes:
         """Copies the payload; returns its place, for ``read``."""
         size = size_of(payload)
         start = self._next if self._next + size <= len(self._view) else START
         self._next = start + size
-        offset = start
-        for piece in flat(payload):
-            copy(piece, self._view[offset : offset + piece.nbytes])
-            offset += piece.nbytes
+        scatter(payload, [self._view[start : start + size]], copy)
         return _PLACE.pack(start, size)
 
     def read(self, place: Buffer) -> memoryview | None:

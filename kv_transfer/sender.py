@@ -22,6 +22,7 @@ from common.messages import (
 )
 from common.secret import Secret
 from common.sequence import Sequence, SequenceKey
+from kv_transfer.checksum import has_kernels
 from kv_transfer.course import Course
 from kv_transfer.link import BlockSource, Link, SenderCounters
 from kv_transfer.outgoing import Outgoing, Phase
@@ -53,6 +54,7 @@ class Sender:
         report: Callable[[Outcome], None],
         secret: Secret | None = None,
     ) -> None:
+        has_kernels()
         self._secret = secret
         self.counters = SenderCounters()
         self._source = source

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from common.secret import Secret
-from kv_transfer.memory import Seen
+from kv_transfer.checksum import Digest
 from kv_transfer.window import MIN_WINDOW_BYTES
 
 if TYPE_CHECKING:  # takes seconds to import
     from torch import Tensor
 
 Buffer = bytes | bytearray | memoryview
+Header = bytes | Callable[[], bytes]
 MAX_HEADER_BYTES = 1 << 20
 
 
@@ -62,11 +63,14 @@ class Connection(Protocol):
         """The same connection for payloads in the memory of devices; None where it has no way there."""
         ...
 
-    async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
+    async def send(
+        self, header: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None
+    ) -> None:
         """Send a message; waits while the peer is slow, with some transports until it has taken or skipped
         the payload. When it returns, ``payload`` may be overwritten. Cancelling a send closes the connection:
-        half a message must not be followed by another. Raises ``ValueError`` for a message that the peer
-        would refuse for its size."""
+        half a message must not be followed by another. ``digest`` hashes the payload while it is at hand; a
+        header that depends on it is a function, whose result has the same length before. Raises
+        ``ValueError`` for a message that the peer would refuse for its size."""
         ...
 
     def send_now(self, header: bytes) -> bool:
@@ -79,11 +83,11 @@ class Connection(Protocol):
         delivered. Cancelling loses nothing."""
         ...
 
-    async def receive_payload(self, into: Sequence[memoryview], seen: Seen | None = None) -> None:
-        """Write the payload of the last header into ``into``, whose sizes add up to its size. ``seen`` is
-        called with what was written, piece by piece and in order, while it is at hand. When this returns or
-        raises, nothing writes into the buffers any more. A payload that is not wanted is skipped by the next
-        ``receive``. Cancelling closes the connection."""
+    async def receive_payload(self, into: Sequence[memoryview], digest: Digest | None = None) -> None:
+        """Write the payload of the last header into ``into``, whose sizes add up to its size. ``digest``
+        hashes what is written while it is at hand. When this returns or raises, nothing writes into the
+        buffers any more. A payload that is not wanted is skipped by the next ``receive``. Cancelling closes
+        the connection."""
         ...
 
     async def close(self) -> None:
@@ -104,6 +108,10 @@ class DeviceConnection(Protocol):
         """As ``receive_payload``, for what was sent as tensors of these sizes; anything else ends the
         connection."""
         ...
+
+
+def text_of(header: Header) -> bytes:
+    return header if isinstance(header, bytes) else header()
 
 
 ConnectionHandler = Callable[[Connection], Awaitable[None]]

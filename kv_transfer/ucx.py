@@ -24,9 +24,18 @@ from xxhash import xxh3_64_intdigest
 
 from common.hosts import is_loopback
 from kv_transfer import zmq
+from kv_transfer.checksum import Digest
 from kv_transfer.mailbox import MailboxConnection
-from kv_transfer.memory import Buffer, Seen, cut, flat, scatter, size_of
-from kv_transfer.transport import Connection, ConnectionHandler, Limits, Listener, host_and_port
+from kv_transfer.memory import Buffer, cut, flat, scatter, size_of
+from kv_transfer.transport import (
+    Connection,
+    ConnectionHandler,
+    Header,
+    Limits,
+    Listener,
+    host_and_port,
+    text_of,
+)
 from kv_transfer.ucx_engine import Endpoint, Engine, Operation, quiet
 
 PIECE_BYTES = 1 << 20
@@ -124,14 +133,20 @@ class UcxConnection:
         self._skipped: list[Operation] = []
         inner.ended.add_done_callback(lambda _: endpoint.close())
 
-    async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
+    async def send(
+        self, header: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None
+    ) -> None:
         payload_bytes = size_of(payload)
-        self._inner.check_size(len(header), payload_bytes)
+        self._inner.check_size(len(text_of(header)), payload_bytes)
         if payload_bytes <= INLINE_BYTES:
-            return await self._inner.send_unchecked(_COUNT.pack(0) + header, payload)
+            return await self._inner.send_unchecked(lambda: _COUNT.pack(0) + text_of(header), payload, digest)
         # However scattered the payload is, its pieces are few enough to be counted.
         least = max(GATHER_BYTES, payload_bytes // 4096)
-        await self._send_pieces(header, list(cut(payload, PIECE_BYTES, least)))
+        pieces = list(cut(payload, PIECE_BYTES, least))
+        if digest is not None:
+            for piece in pieces:
+                digest.update(memoryview(piece))
+        await self._send_pieces(text_of(header), pieces)
 
     @property
     def on_device(self) -> "UcxConnection":
@@ -164,9 +179,9 @@ class UcxConnection:
         self._current = Announced(sum(sizes) or inline_bytes, sizes)
         return content[_COUNT.size + 4 * len(sizes) :], self._current.payload_bytes
 
-    async def receive_payload(self, into: Sequence[memoryview], seen: Seen | None = None) -> None:
+    async def receive_payload(self, into: Sequence[memoryview], digest: Digest | None = None) -> None:
         if not self._current.piece_sizes:
-            return await self._inner.receive_payload(into, seen)
+            return await self._inner.receive_payload(into, digest)
         if size_of(into) != self._current.payload_bytes:
             raise ValueError(
                 f"buffers of {size_of(into)} bytes for a payload of {self._current.payload_bytes} bytes"
@@ -178,9 +193,9 @@ class UcxConnection:
         for place in places:
             if place.parts:
                 scatter([place.landing], place.parts)
-        if seen is not None:
-            for view in into:
-                seen(view)
+        if digest is not None:
+            for view in flat(into):
+                digest.update(view)
 
     async def receive_tensors(self, into: Sequence[Tensor]) -> None:
         self._inner.check_alive()

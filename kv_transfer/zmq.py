@@ -7,8 +7,8 @@ descriptor that each message also carries. Sockets are read as soon as anything 
 behind another; how much may arrive is bounded by the window of ``kv_transfer.mailbox``.
 
 Over ``zmq+ipc`` the payloads of the connecting side go through a ``kv_transfer.ring`` where both sides can
-reach it: HELLO tells where it is, WELCOME has a second part if it was found, and then a message whose second
-part is empty has the payload's place in the ring for a third.
+reach it: HELLO tells where it is, WELCOME has a payload if it was found, and then a message whose first part
+is empty has the payload's place in the ring for a second.
 """
 
 import asyncio
@@ -17,28 +17,32 @@ import logging
 import os
 import socket as sockets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import cast
 
 import zmq
 
 from common.seal import DIGEST_BYTES
 from kv_transfer.acceptor import CLOSE_TIMEOUT_S, Handlers
+from kv_transfer.checksum import Digest, copying
 from kv_transfer.mailbox import PREFIX_BYTES, Kind, MailboxConnection, farewell, greeting, open_within
 from kv_transfer.memory import Buffer, cut, keep_freed_memory, size_of
 from kv_transfer.ring import Ring
 from kv_transfer.transport import (
     MAX_HEADER_BYTES,
     ConnectionHandler,
+    Header,
     Limits,
     host_and_port,
     join_host,
+    text_of,
 )
 from kv_transfer.window import MESSAGE_COST
 from kv_transfer.zmq_socket import Socket
 
 log = logging.getLogger(__name__)
-FRAME_BYTES = 2 << 20  # longest frame of a payload
+FRAME_BYTES = 512 << 10  # longest frame of a payload: hashed, then copied out of the processor's cache
 GATHER_BYTES = 32 << 10  # shorter buffers are put together
 RING_PAYLOAD_BYTES = 64 << 10  # shorter payloads go with their message
 RING_FOUND = b"ring"
@@ -86,18 +90,18 @@ class Dealer:
             self._connection.lose(error.strerror or "no such place")
         else:
             where = [] if self._ring is None else [self._ring.where]
-            self.post([greeting(Kind.HELLO, self._limits), *where])
+            self.post(greeting(Kind.HELLO, self._limits), where)
         return self._connection
 
-    def post(self, parts: Sequence[Buffer]) -> None:
-        head, payload = parts[0], parts[1:]
+    def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
         fits = RING_PAYLOAD_BYTES <= size_of(payload) <= self._limits.window_bytes // 2
+        parts: Iterable[Buffer]
         if fits and self._ring is not None:  # no payload goes out before WELCOME
-            payload = [b"", self._ring.write(payload)]
+            parts = [b"", self._ring.write(payload, copying(digest))]
         else:
-            payload = list(cut(payload, FRAME_BYTES, GATHER_BYTES))
+            parts = frames_of(payload, digest)
         try:
-            self._socket.post([head, *payload])
+            self._socket.post(parts, head)
         except zmq.ZMQError as error:
             self._socket.read()  # why, if the peer has said so
             raise ConnectionResetError("the peer is gone") from error
@@ -113,7 +117,7 @@ class Dealer:
     def arrived(self, frames: Sequence[zmq.Frame]) -> None:
         if self._ring is not None and not self._connection.was_open:
             self._ring.was_opened()
-            if len(frames) < 2 or frames[1].bytes != RING_FOUND:
+            if len(frames) < 2 or frames[0].bytes != RING_FOUND:
                 self._ring = None
         self._connection.deliver([frame.buffer for frame in frames])
 
@@ -139,21 +143,21 @@ class Route:
         self._ring: Ring | None = None
         self.connection = MailboxConnection(name, self, limits)
 
-    def post(self, parts: Sequence[Buffer]) -> None:
-        if self._ring is not None and parts[0][0] == Kind.WELCOME:
-            parts = [*parts, RING_FOUND]
-        self._listener.post(self._routing_id, parts)
+    def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
+        if self._ring is not None and text_of(head)[0] == Kind.WELCOME:
+            payload = [RING_FOUND]
+        self._listener.post(self._routing_id, head, payload, digest)
 
     def open(self, hello: Sequence[Buffer]) -> None:
-        self._ring = Ring.open(hello[1]) if len(hello) > 1 else None
+        self._ring = Ring.open(hello[0]) if len(hello) > 1 else None
         self.connection.deliver(hello)
 
     def arrived(self, parts: Sequence[Buffer]) -> None:
-        if len(parts) == 3 and self._ring is not None and not parts[1]:
-            place = self._ring.read(parts[2])
+        if len(parts) == 3 and self._ring is not None and not parts[0]:
+            place = self._ring.read(parts[1])
             if place is None:
                 return self.connection.refuse("a payload is said to lie outside of the ring")
-            parts = [parts[0], place]
+            parts = [place, parts[2]]
         self.connection.deliver(parts)
 
     def close(self) -> None:
@@ -189,9 +193,15 @@ class RouterListener:
         self._address = advertised(self._address, self._endpoint, advertise_host)
         self._socket.start(self)
 
-    def post(self, routing_id: bytes, parts: Sequence[Buffer]) -> None:
+    def post(
+        self,
+        routing_id: bytes,
+        head: Header,
+        payload: Sequence[Buffer] = (),
+        digest: Digest | None = None,
+    ) -> None:
         try:
-            self._socket.post([routing_id, parts[0], *cut(parts[1:], FRAME_BYTES, GATHER_BYTES)])
+            self._socket.post(chain([routing_id], frames_of(payload, digest)), head)
         except zmq.ZMQError as error:
             raise ConnectionResetError("the peer is gone") from error
 
@@ -221,9 +231,9 @@ class RouterListener:
             return
         if routing_id in self._routes:
             self._routes[routing_id].arrived(parts)
-        elif parts[0][:1] == bytes([Kind.HELLO]) and not self._unbound.is_set():
+        elif parts[-1][:1] == bytes([Kind.HELLO]) and not self._unbound.is_set():
             self._accept(routing_id, frames[1], parts)
-        elif parts[0][:1] != bytes([Kind.BYE]):
+        elif parts[-1][:1] != bytes([Kind.BYE]):
             self._turn_away(routing_id)
 
     def happened(self, event: int, descriptor: int) -> None:
@@ -248,9 +258,16 @@ class RouterListener:
     def _turn_away(self, routing_id: bytes) -> None:
         """A peer that was silent for too long and has come back, or one that does not know how to begin."""
         try:
-            self.post(routing_id, [farewell("the connection had ended before")])
+            self.post(routing_id, farewell("the connection had ended before"))
         except ConnectionError:
             log.debug("a peer without a connection left")
+
+
+def frames_of(payload: Sequence[Buffer], digest: Digest | None) -> Iterator[Buffer]:
+    for frame in cut(payload, FRAME_BYTES, GATHER_BYTES):
+        if digest is not None:
+            digest.update(memoryview(frame))
+        yield frame
 
 
 def new_socket(kind: zmq.SocketType, endpoint: str, limits: Limits, events: int) -> Socket:

@@ -1,13 +1,14 @@
 """A ZeroMQ socket with its monitor, read in an event loop without polling and without a thread of our own."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, cast
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kv_transfer.memory import Buffer
+from kv_transfer.transport import Header, text_of
 
 READ_BURST = 32  # messages read before other tasks get their turn
 
@@ -37,12 +38,12 @@ class Socket:
         self._loop.call_soon(self.read_events)
         self._loop.call_soon(self.read)
 
-    def post(self, parts: Sequence[Buffer]) -> None:
+    def post(self, parts: Iterable[Buffer], last: Header) -> None:
         """Send one message, copied. Raises ``zmq.ZMQError``: EHOSTUNREACH where there is no such peer, EAGAIN
         where it has taken nothing for long."""
-        last = len(parts) - 1
-        for index, part in enumerate(parts):
-            self.raw.send(part, zmq.NOBLOCK | zmq.SNDMORE if index < last else zmq.NOBLOCK)
+        for part in parts:
+            self.raw.send(part, zmq.NOBLOCK | zmq.SNDMORE)
+        self.raw.send(text_of(last), zmq.NOBLOCK)
         # Sending may have used up the notice that something arrived.
         if cast(int, self.raw.get(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self.read)

@@ -2,7 +2,18 @@
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from typing import Any
 
@@ -113,6 +124,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "baton_rotary": (None, [P, L, P, I, P, P, L, I, I]),
     "baton_silu_mul": (None, [P, P, I, L, L]),
     "baton_draw": (L, [P, L, c_float, c_float, L, c_double, c_double]),
+    "baton_hash_begin": (None, [P]),
+    "baton_hash_update": (None, [P, P, P, L]),
+    "baton_hash_value": (c_uint64, [P]),
     "baton_probe_read": (c_float, [P, L]),
     "baton_probe_floats": (L, [L]),
     "baton_probe_bf16": (L, [L]),

@@ -63,7 +63,7 @@ async def answer(socket: "zmq.asyncio.Socket", kind: Kind) -> bytes:
         ([[b"\x80\x04pickle"]], "ended before"),
         ([[headed(Kind.HELLO)]], "not a greeting"),
         ([[headed(Kind.HELLO, b"bacon" + GREETING[5:])]], "not a greeting"),
-        ([[headed(Kind.HELLO, GREETING[:5] + b"\x63" + GREETING[6:])]], "versions 99 and 1"),
+        ([[headed(Kind.HELLO, GREETING[:5] + b"\x63" + GREETING[6:])]], "versions 99 and 2"),
         ([[headed(Kind.HELLO, GREETING[:6] + bytes(16))]], "window of 0 bytes"),
         ([[HELLO[:-1] + b"?"]], "damaged"),
         ([[HELLO], [headed(Kind.DATA, b"true")[:-1] + b"?"]], "damaged"),
@@ -71,8 +71,8 @@ async def answer(socket: "zmq.asyncio.Socket", kind: Kind) -> bytes:
         ([[HELLO], [HELLO]], "not of this protocol"),
         ([[HELLO], [headed(Kind.CREDIT, b"123")]], "not of this protocol"),
         ([[HELLO], [b"\xfe"]], "not of this protocol"),
-        ([[HELLO], [headed(Kind.DATA), bytes(100_001)]], "over the limit"),
-        ([[HELLO], [headed(Kind.DATA), *[bytes(1000)] * 101]], "over the limit"),
+        ([[HELLO], [bytes(100_001), headed(Kind.DATA)]], "over the limit"),
+        ([[HELLO], [*[bytes(1000)] * 101, headed(Kind.DATA)]], "over the limit"),
     ],
 )
 async def test_a_peer_that_breaks_the_protocol_is_told_so_and_cut_off(

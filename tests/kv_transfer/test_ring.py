@@ -169,7 +169,7 @@ async def test_without_a_ring_in_reach_payloads_go_through_the_socket(
 async def test_a_peer_whose_payload_lies_nowhere_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ring, "write", lambda ring, payload: struct.pack(">QQ", START, 1 << 40))
+    monkeypatch.setattr(Ring, "write", lambda *_: struct.pack(">QQ", START, 1 << 40))
     with pytest.raises(ConnectionError, match="outside of the ring"):
         await payloads_through(tmp_path / "socket", 50)
 

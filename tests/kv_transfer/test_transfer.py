@@ -10,6 +10,7 @@ from itertools import count
 
 import msgspec
 import pytest
+from xxhash import xxh3_64_digest
 
 from common import messages
 from common.config import TransferConfig
@@ -31,8 +32,7 @@ from common.messages import (
 from common.roster import Reservation
 from common.sequence import Sequence, SequenceKey
 from kv_transfer import transport
-from kv_transfer.checksum import checksum
-from kv_transfer.memory import Seen
+from kv_transfer.checksum import Digest
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Outcome, Sender
 
@@ -464,11 +464,11 @@ async def rogue(pair: Pair) -> AsyncIterator[Rogue]:
 
 
 def blocks(first: int, count: int, payload: bytes) -> Blocks:
-    return Blocks("t", first, count, checksum([memoryview(payload)]))
+    return Blocks("t", first, count, xxh3_64_digest(payload))
 
 
 def layers_of_block(start: int, stop: int, payload: bytes) -> Blocks:
-    return Blocks("t", 0, 1, checksum([memoryview(payload)]), layers=(start, stop))
+    return Blocks("t", 0, 1, xxh3_64_digest(payload), layers=(start, stop))
 
 
 @pytest.mark.parametrize(
@@ -596,8 +596,13 @@ class Halting:
         self.on_device = connection.on_device
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def send(self, header: bytes, payload: collections.abc.Sequence[transport.Buffer] = ()) -> None:
-        await self._connection.send(header, payload)
+    async def send(
+        self,
+        header: transport.Header,
+        payload: collections.abc.Sequence[transport.Buffer] = (),
+        digest: Digest | None = None,
+    ) -> None:
+        await self._connection.send(header, payload, digest)
 
     def send_now(self, header: bytes) -> bool:
         return self._connection.send_now(header)
@@ -606,11 +611,11 @@ class Halting:
         return await self._connection.receive()
 
     async def receive_payload(
-        self, into: collections.abc.Sequence[memoryview], seen: Seen | None = None
+        self, into: collections.abc.Sequence[memoryview], digest: Digest | None = None
     ) -> None:
         self.reached.set()
         await self.go_on.wait()
-        await self._connection.receive_payload(into, seen)
+        await self._connection.receive_payload(into, digest)
 
     async def close(self) -> None:
         await self._connection.close()

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_64_digest
 
 from common.secret import Secret
 from kv_transfer import transport
+from kv_transfer.checksum import digest_for
 from kv_transfer.transport import Connection, Limits, Listener
 
 TIMEOUT_S = 30.0  # bounds a test that would hang; no behaviour depends on it
@@ -128,10 +130,25 @@ async def test_payload_is_gathered_and_scattered_where_the_two_sides_say(address
     async with pair(address) as (client, server):
         sending = asyncio.create_task(client.send(b"scattered", source))
         assert await server.receive() == (b"scattered", len(payload))
-        seen: list[bytes] = []
-        await server.receive_payload(into, lambda written: seen.append(bytes(written)))
+        digest = digest_for(len(payload))
+        await server.receive_payload(into, digest)
         await sending
-    assert bytes(target) == b"".join(seen) == payload
+    assert bytes(target) == payload
+    assert digest.digest() == xxh3_64_digest(payload)
+
+
+@pytest.mark.parametrize("num_bytes", [100, 70_000, 3_000_001])
+async def test_a_header_may_depend_on_the_payload(address: str, num_bytes: int) -> None:
+    payload = os.urandom(num_bytes)
+    target = bytearray(num_bytes)
+    async with pair(address) as (client, server):
+        digest = digest_for(num_bytes)
+        cut = [memoryview(payload)[:33], memoryview(payload)[33:]]
+        sending = asyncio.create_task(client.send(lambda: b"hash " + digest.digest(), cut, digest))
+        assert await server.receive() == (b"hash " + xxh3_64_digest(payload), num_bytes)
+        await server.receive_payload([memoryview(target)])
+        await sending
+    assert bytes(target) == payload
 
 
 async def test_a_payload_may_be_overwritten_once_it_was_sent(address: str) -> None:

@@ -86,6 +86,16 @@ struct step {
     int32_t tell_every;                           /* layers; of the last one in any case */
 };
 
+/* A hash under way: csrc/checksum.c. */
+#define STRIPE 64
+struct hash {
+    uint64_t sums[8];
+    int64_t stripe;    /* in its block of stripes: which is next */
+    int64_t num_bytes;
+    int64_t num_pending;
+    uint8_t before[STRIPE], pending[STRIPE]; /* the last whole stripe, and what came after it */
+};
+
 /* One instruction set's kernels. */
 struct kernels {
     const char *name;
@@ -105,6 +115,9 @@ struct kernels {
     void (*convert)(const struct rows *x, int64_t num_rows, int64_t width, const struct rows *out);
     int64_t (*draw)(const float *logits, int64_t vocabulary, float temperature, float min_p, int64_t top_k, double top_p,
                     double chance);
+    void (*hash_begin)(struct hash *hash);
+    void (*hash_update)(struct hash *hash, const void *source, void *target, int64_t bytes);
+    uint64_t (*hash_value)(const struct hash *hash);
     float (*probe_read)(const void *data, int64_t bytes);
     int64_t (*probe_floats)(int64_t rounds);
     int64_t (*probe_bf16)(int64_t rounds);

@@ -150,6 +150,22 @@ int64_t baton_draw(const float *logits, int64_t vocabulary, float temperature, f
     return active->draw(logits, vocabulary, temperature, min_p, top_k, top_p, chance);
 }
 
+void baton_hash_begin(struct hash *hash)
+{
+    active->hash_begin(hash);
+}
+
+/* Copies to ``target``, which may be null, what it hashes. */
+void baton_hash_update(struct hash *hash, const void *source, void *target, int64_t bytes)
+{
+    active->hash_update(hash, source, target, bytes);
+}
+
+uint64_t baton_hash_value(const struct hash *hash)
+{
+    return active->hash_value(hash);
+}
+
 float baton_probe_read(const void *data, int64_t bytes)
 {
     return active->probe_read(data, bytes);

@@ -21,6 +21,8 @@
 
 #include "sampling.c"
 
+#include "checksum.c"
+
 #include "probe.c"
 
 #define JOIN_(a, b) a##b
@@ -71,6 +73,9 @@ const struct kernels JOIN(kernels_, ISA_NAME) = {
     .embed = embed,
     .convert = convert,
     .draw = draw,
+    .hash_begin = hash_begin,
+    .hash_update = hash_update,
+    .hash_value = hash_value,
     .probe_read = probe_read,
     .probe_floats = probe_floats,
     .probe_bf16 = probe_bf16,
