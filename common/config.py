@@ -95,7 +95,7 @@ class TransferConfig:
     piece_bytes: int = option(2 << 20, "bytes sent as one message; runs of blocks are cut to it")
     credit_bytes: int = option(16 << 20, "bytes in flight per transfer at most")
     layer_groups: int = option(
-        6,
+        3,
         "parts in which the layers of a long enough prompt leave while it is computed; 1: blocks leave whole",
     )
     checksums: bool = option(True, "verify every payload with a 64-bit hash")
