@@ -1,5 +1,6 @@
 """The 64-bit hash that guards every payload, computed in the same pass over memory that copies it."""
 
+import sys
 from functools import cache
 from typing import Protocol
 
@@ -51,7 +52,7 @@ class LibraryHash:
 def has_kernels() -> bool:
     """Whether hashing is fused with copying here. The first call may compile the kernels for a minute: to be
     asked before anybody waits."""
-    return native.available() is None
+    return sys.byteorder == "little" and native.available() is None
 
 
 def digest_for(num_bytes: int) -> Digest:

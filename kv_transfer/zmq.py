@@ -7,8 +7,8 @@ descriptor that each message also carries. Sockets are read as soon as anything 
 behind another; how much may arrive is bounded by the window of ``kv_transfer.mailbox``.
 
 Over ``zmq+ipc`` the payloads of the connecting side go through a ``kv_transfer.ring`` where both sides can
-reach it: HELLO tells where it is, WELCOME has a payload if it was found, and then a message whose first part
-is empty has the payload's place in the ring for a second.
+reach it: a second part of HELLO tells where it is, WELCOME has a payload if it was found, and then a message
+whose first part is empty has the payload's place in the ring for a second.
 """
 
 import asyncio
@@ -89,8 +89,11 @@ class Dealer:
         except zmq.ZMQError as error:
             self._connection.lose(error.strerror or "no such place")
         else:
-            where = [] if self._ring is None else [self._ring.where]
-            self.post(greeting(Kind.HELLO, self._limits), where)
+            hello = greeting(Kind.HELLO, self._limits)
+            if self._ring is None:
+                self._socket.post((), hello)
+            else:
+                self._socket.post([hello], self._ring.where)
         return self._connection
 
     def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
@@ -149,8 +152,8 @@ class Route:
         self._listener.post(self._routing_id, head, payload, digest)
 
     def open(self, hello: Sequence[Buffer]) -> None:
-        self._ring = Ring.open(hello[0]) if len(hello) > 1 else None
-        self.connection.deliver(hello)
+        self._ring = Ring.open(hello[1]) if len(hello) > 1 else None
+        self.connection.deliver(hello[:1])
 
     def arrived(self, parts: Sequence[Buffer]) -> None:
         if len(parts) == 3 and self._ring is not None and not parts[0]:
@@ -231,7 +234,7 @@ class RouterListener:
             return
         if routing_id in self._routes:
             self._routes[routing_id].arrived(parts)
-        elif parts[-1][:1] == bytes([Kind.HELLO]) and not self._unbound.is_set():
+        elif parts[0][:1] == bytes([Kind.HELLO]) and not self._unbound.is_set():
             self._accept(routing_id, frames[1], parts)
         elif parts[-1][:1] != bytes([Kind.BYE]):
             self._turn_away(routing_id)

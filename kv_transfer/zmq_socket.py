@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol, cast
 
 import zmq
@@ -41,9 +42,17 @@ class Socket:
     def post(self, parts: Iterable[Buffer], last: Header) -> None:
         """Send one message, copied. Raises ``zmq.ZMQError``: EHOSTUNREACH where there is no such peer, EAGAIN
         where it has taken nothing for long."""
-        for part in parts:
-            self.raw.send(part, zmq.NOBLOCK | zmq.SNDMORE)
-        self.raw.send(text_of(last), zmq.NOBLOCK)
+        is_begun = False
+        try:
+            for part in parts:
+                self.raw.send(part, zmq.NOBLOCK | zmq.SNDMORE)
+                is_begun = True
+            self.raw.send(text_of(last), zmq.NOBLOCK)
+        except BaseException:
+            if is_begun:  # or the next message, perhaps another peer's, would be taken for the rest of this
+                with suppress(zmq.ZMQError):
+                    self.raw.send(b"", zmq.NOBLOCK)
+            raise
         # Sending may have used up the notice that something arrived.
         if cast(int, self.raw.get(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self.read)

@@ -1,13 +1,16 @@
 """Copying and hashing in one pass over memory."""
 
-from ctypes import Structure, byref, c_int64, c_ubyte, c_uint64
+import ctypes
+from ctypes import Structure, byref, c_char, c_int64, c_ubyte, c_uint64
+from functools import cache
 
 import numpy as np
 
-from kernels.native.library import load
+from kernels.native.library import SIGNATURES, load
 
 STRIPE = 64
 LEAST_BYTES = 241  # shorter inputs have another hash
+SMALL_BYTES = 16 << 10  # take less time than getting the interpreter's lock back may
 
 
 class _Hash(Structure):
@@ -26,24 +29,41 @@ class Hash:
     library."""
 
     def __init__(self) -> None:
-        self._library = load()
         self._state = _Hash()
-        self._library.baton_hash_begin(byref(self._state))
+        self._pointer = byref(self._state)
+        _brief().baton_hash_begin(self._pointer)
 
     def update(self, source: memoryview) -> None:
-        self._library.baton_hash_update(byref(self._state), _address(source), None, source.nbytes)
+        self._feed(source, None)
 
     def copy(self, source: memoryview, target: memoryview) -> None:
         """``update`` that copies. ``target`` must be as long as ``source`` and apart from it."""
         if source.nbytes != target.nbytes or target.readonly:
             raise ValueError(f"{source.nbytes} bytes cannot be copied to {target.nbytes}")
-        address = _address(source)
-        self._library.baton_hash_update(byref(self._state), address, _address(target), source.nbytes)
+        self._feed(source, _address(target))
 
     def digest(self) -> bytes:
-        value: int = self._library.baton_hash_value(byref(self._state))
+        value: int = _brief().baton_hash_value(self._pointer)
         return value.to_bytes(8)
 
+    def _feed(self, source: memoryview, target: int | None) -> None:
+        library = _brief() if source.nbytes < SMALL_BYTES else load()
+        library.baton_hash_update(self._pointer, _address(source), target, source.nbytes)
 
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).ctypes.data) if view.nbytes else 0
+
+@cache
+def _brief() -> ctypes.PyDLL:
+    """The same functions, for calls that keep the interpreter's lock."""
+    library = ctypes.PyDLL(load()._name)
+    for name in ("baton_hash_begin", "baton_hash_update", "baton_hash_value"):
+        function = getattr(library, name)
+        function.restype, function.argtypes = SIGNATURES[name]
+    return library
+
+
+def _address(view: memoryview) -> int | None:
+    if not view.nbytes:
+        return None
+    if view.readonly:
+        return int(np.frombuffer(view, np.uint8).ctypes.data)
+    return ctypes.addressof(c_char.from_buffer(view))

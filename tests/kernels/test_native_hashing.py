@@ -57,6 +57,14 @@ def test_a_copy_writes_nothing_beside_its_place() -> None:
     assert bytes(target) == b"\xaa" * 100 + bytes(source) + b"\xaa" * 100
 
 
+def test_nothing_changes_nothing() -> None:
+    digest = Hash()
+    digest.update(memoryview(bytes(300)))
+    digest.update(memoryview(b""))
+    digest.copy(memoryview(b""), memoryview(bytearray()))
+    assert digest.digest() == xxh3_64_digest(bytes(300))
+
+
 def test_a_copy_needs_a_place_of_its_size_that_may_be_written() -> None:
     with pytest.raises(ValueError, match="10 bytes cannot be copied to 11"):
         Hash().copy(memoryview(bytes(10)), memoryview(bytearray(11)))

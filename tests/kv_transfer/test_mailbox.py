@@ -64,6 +64,7 @@ async def answer(socket: "zmq.asyncio.Socket", kind: Kind) -> bytes:
         ([[headed(Kind.HELLO)]], "not a greeting"),
         ([[headed(Kind.HELLO, b"bacon" + GREETING[5:])]], "not a greeting"),
         ([[headed(Kind.HELLO, GREETING[:5] + b"\x63" + GREETING[6:])]], "versions 99 and 2"),
+        ([[headed(Kind.HELLO, GREETING[:5] + b"\x01" + GREETING[6:]), b"ring"]], "versions 1 and 2"),
         ([[headed(Kind.HELLO, GREETING[:6] + bytes(16))]], "window of 0 bytes"),
         ([[HELLO[:-1] + b"?"]], "damaged"),
         ([[HELLO], [headed(Kind.DATA, b"true")[:-1] + b"?"]], "damaged"),

@@ -137,6 +137,40 @@ async def test_payload_is_gathered_and_scattered_where_the_two_sides_say(address
     assert digest.digest() == xxh3_64_digest(payload)
 
 
+class FailsHalfWay:
+    """A digest."""
+
+    def __init__(self, num_good: int) -> None:
+        self._num_good = num_good
+
+    def update(self, source: memoryview) -> None:
+        self._num_good -= 1
+        if self._num_good < 0:
+            raise MemoryError("half way")
+
+    def copy(self, source: memoryview, target: memoryview) -> None:
+        self.update(source)
+
+    def digest(self) -> bytes:
+        return bytes(8)
+
+
+async def test_a_message_that_fails_half_way_is_no_part_of_another_peers(address: str) -> None:
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    async with listening(address, accepted) as listener, asyncio.timeout(TIMEOUT_S):
+        clients, servers = [], []
+        for _ in range(2):
+            clients.append(await transport.connect(listener.address, TIMEOUT_S, limits=LIMITS))
+            servers.append(await accepted.get())
+        with pytest.raises(MemoryError):
+            await servers[0].send(b"never whole", [bytes(1 << 20), bytes(1 << 19)], FailsHalfWay(1))
+        for number in (1, 0):
+            await servers[number].send(b"whole %d" % number)
+            assert await clients[number].receive() == (b"whole %d" % number, 0)
+        for client in clients:
+            await client.close()
+
+
 @pytest.mark.parametrize("num_bytes", [100, 70_000, 3_000_001])
 async def test_a_header_may_depend_on_the_payload(address: str, num_bytes: int) -> None:
     payload = os.urandom(num_bytes)

@@ -149,6 +149,8 @@ INLINE void keep(struct hash *hash, const uint8_t *source, uint8_t *target, int6
 /* The last stripe, whole or not, is kept back: it is added in another way. */
 INLINE void hash_into(struct hash *hash, const uint8_t *source, uint8_t *target, int64_t bytes)
 {
+    if (bytes == 0)
+        return;
     hash->num_bytes += bytes;
     if (hash->num_pending + bytes > STRIPE && hash->num_pending > 0) {
         int64_t missing = STRIPE - hash->num_pending;
@@ -160,7 +162,7 @@ INLINE void hash_into(struct hash *hash, const uint8_t *source, uint8_t *target,
         if (target != NULL)
             target += missing;
     }
-    int64_t whole = bytes > 0 && hash->num_pending == 0 ? (bytes - 1) / STRIPE : 0;
+    int64_t whole = hash->num_pending == 0 ? (bytes - 1) / STRIPE : 0;
     if (whole > 0) {
         if (target != NULL && (uintptr_t)target % STRIPE == 0 && whole >= LEAST_STREAMED) {
             add_stripes(hash, source, target, whole, true);
