@@ -84,16 +84,18 @@ class Dealer:
 
     def start(self) -> MailboxConnection:
         self._socket.start(self)
+        hello = greeting(Kind.HELLO, self._limits)
         try:
             self._socket.raw.connect(self._endpoint)
+            if self._ring is None:
+                self._send((), hello)
+            else:
+                self._send([hello], self._ring.where)
         except zmq.ZMQError as error:
             self._connection.lose(error.strerror or "no such place")
-        else:
-            hello = greeting(Kind.HELLO, self._limits)
-            if self._ring is None:
-                self._socket.post((), hello)
-            else:
-                self._socket.post([hello], self._ring.where)
+        except ConnectionError as error:
+            self._socket.read_events()  # why, if that is known
+            self._connection.lose(str(error))
         return self._connection
 
     def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
@@ -103,8 +105,11 @@ class Dealer:
             parts = [b"", self._ring.write(payload, copying(digest))]
         else:
             parts = frames_of(payload, digest)
+        self._send(parts, head)
+
+    def _send(self, parts: Iterable[Buffer], last: Header) -> None:
         try:
-            self._socket.post(parts, head)
+            self._socket.post(parts, last)
         except zmq.ZMQError as error:
             self._socket.read()  # why, if the peer has said so
             raise ConnectionResetError("the peer is gone") from error

@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zmq
 from xxhash import xxh3_64_digest
 
 from common.secret import Secret
 from kv_transfer import transport
 from kv_transfer.checksum import digest_for
 from kv_transfer.transport import Connection, Limits, Listener
+from kv_transfer.zmq_socket import Socket
 
 TIMEOUT_S = 30.0  # bounds a test that would hang; no behaviour depends on it
 LIMITS = Limits(window_bytes=1 << 20)
@@ -503,4 +505,20 @@ async def test_a_secret_lets_in_who_has_it_and_nobody_else(scheme: str, tmp_path
             server = await accepted.get()
             await client.send(b"header", [b"payload" * 100_000])
             assert await read(server) == (b"header", b"payload" * 100_000)
+        await client.close()
+
+
+async def test_a_socket_that_takes_no_greeting_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a handshake that has failed at once."""
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    async with listening("zmq+tcp://127.0.0.1:0", accepted) as listener:
+
+        def takes_nothing(*_: object) -> None:
+            raise zmq.Again
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Socket, "post", takes_nothing)
+            with pytest.raises(ConnectionError, match="the peer is gone"):
+                await transport.connect(listener.address, TIMEOUT_S, limits=LIMITS)
+        client = await transport.connect(listener.address, TIMEOUT_S, limits=LIMITS)
         await client.close()
