@@ -7,10 +7,7 @@ the hand-over itself, and what reaches the client is not the prefill. Each promp
 decode step, which reads all of its keys and values: without a second token nothing is handed over. *Apart
 from these* are the gaps in which there was no such step. Phases take turns; every prompt is new.
 
-On a shared machine the longest gaps are those in which something else wanted the core. ``--trace`` has the
-kernel record who ran there, and leaves out of each gap the time that was not the system's.
-
-    python -m benchmarks.isolation [--rounds 6] [--trace] [--option=--transport=zmq]
+    python -m benchmarks.isolation [--rounds 6] [--option=--transport=zmq]
 """
 
 import argparse
@@ -19,16 +16,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Collection
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import quantiles
 from typing import NamedTuple
 
 import psutil
 
-from benchmarks.core_trace import CoreTrace, recording
 from benchmarks.server import Server, serving
 
 VOCABULARY = 49000
@@ -60,18 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--option", action="append", default=[], help="passed on, e.g. --option=--transport=ucx"
     )
-    parser.add_argument("--trace", action="store_true", help="needs root: leave out what other programs took")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args(argv)
-    first, *_, last = sorted(os.sched_getaffinity(0))  # prefill, decode
-    with serving(*options.option) as server, ExitStack() as traced:
-        keep_to_core(first)
-        trace = traced.enter_context(recording(last)) if options.trace else None
-        found = measure(server, options)
-        ours = threads_of_all()
-    if trace is not None:
-        found = found.without(trace, ours)
-    phases = found.phases()
+    with serving(*options.option) as server:
+        keep_to_core(sorted(os.sched_getaffinity(0))[0])
+        phases = measure(server, options)
     print(table(phases))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
@@ -88,59 +76,30 @@ def keep_to_core(core: int) -> None:
             os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
 
 
-def threads_of_all() -> set[int]:
-    """Of the system under test."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            found |= {thread.id for thread in process.threads()}
-    return found
-
-
-@dataclass(slots=True)
-class Found:
-    alone: list[Gap] = field(default_factory=list)
-    disturbed: list[Gap] = field(default_factory=list)
-    apart: list[Gap] = field(default_factory=list)
-    num_prompts: int = 0
-
-    def without(self, trace: CoreTrace, ours: Collection[int]) -> "Found":
-        """The same gaps without what others had of the core meanwhile."""
-
-        def without(gap: Gap) -> Gap:
-            taken_s = trace.foreign_s(gap.ended_at - gap.seconds, gap.ended_at, ours)
-            return gap._replace(seconds=gap.seconds - taken_s)
-
-        alone, disturbed, apart = (
-            [without(gap) for gap in gaps] for gaps in (self.alone, self.disturbed, self.apart)
-        )
-        return Found(alone, disturbed, apart, self.num_prompts)
-
-    def phases(self) -> dict[str, Phase]:
-        return {
-            "alone": phase(0, self.alone),
-            "disturbed": phase(self.num_prompts, self.disturbed),
-            "apart from these": phase(self.num_prompts, self.apart),
-        }
-
-
-def measure(server: Server, options: argparse.Namespace) -> Found:
-    found = Found()
+def measure(server: Server, options: argparse.Namespace) -> dict[str, Phase]:
+    alone: list[Gap] = []
+    disturbed: list[Gap] = []
+    apart: list[Gap] = []
+    num_prompts = 0
     stream(server, 50, random.Random(0))  # warms up
     for round_number in range(options.rounds):
-        found.alone += stream(server, options.tokens, random.Random(round_number))
+        alone += stream(server, options.tokens, random.Random(round_number))
         disturber = Disturber(server, options.prompt_tokens, round_number)
         disturber.start()
         try:
             gaps = stream(server, options.tokens, random.Random(round_number))
         finally:
             joined_at = disturber.stop()
-        found.num_prompts += len(joined_at)
+        num_prompts += len(joined_at)
         during = [at for at in joined_at if gaps[0].ended_at <= at <= gaps[-1].ended_at]
         shared = {min(range(len(gaps)), key=lambda i: abs(gaps[i].ended_at - at)) for at in during}
-        found.disturbed += gaps
-        found.apart += [gap for number, gap in enumerate(gaps) if number not in shared]
-    return found
+        disturbed += gaps
+        apart += [gap for number, gap in enumerate(gaps) if number not in shared]
+    return {
+        "alone": phase(0, alone),
+        "disturbed": phase(num_prompts, disturbed),
+        "apart from these": phase(num_prompts, apart),
+    }
 
 
 def stream(server: Server, num_tokens: int, chooser: random.Random) -> list[Gap]:
