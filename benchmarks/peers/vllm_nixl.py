@@ -18,7 +18,6 @@ from benchmarks.peers import vllm_cpu
 from benchmarks.server import Server, free_port, running
 
 PACKAGES = ("nixl==1.5.1", "nixl-cu12==1.5.1")
-ROUTER = "vllm-router==0.1.17"
 CONFIG = '{"kv_connector":"NixlConnector","kv_role":"%s","kv_buffer_device":"cpu"}'
 PAUSE_VARIABLE, PAUSE_US = "NIXL_PAUSE_US", "100"
 PAUSE = "pthrDelay = 0\n"
@@ -41,7 +40,7 @@ def install() -> Path:
 def serving(is_tuned: bool) -> Iterator[Server]:
     """Needs two cores: prefill has the first, decode the last."""
     environment, cores = install(), sorted(os.sched_getaffinity(0))
-    router = environments.install(ROUTER, "vllm-router")
+    router = environments.install(environments.ROUTERS["vllm-router"], "vllm-router")
     with ExitStack() as started:
         urls = []
         for role, core in (("kv_producer", cores[0]), ("kv_consumer", cores[-1])):

@@ -85,6 +85,10 @@ def e2e_s(outcome: Outcome) -> float:
     return outcome.ended_at - outcome.sent_at
 
 
+def gaps_s(outcome: Outcome) -> list[float]:
+    return [later - sooner for sooner, later in pairwise(outcome.token_times)]
+
+
 def tpot_s(outcome: Outcome) -> float | None:
     """None for an answer of one token."""
     if outcome.num_output_tokens < 2:
@@ -111,7 +115,7 @@ def figures(run: Run, targets: Targets) -> Figures:
         cached_share=_ratio(sum(outcome.num_cached_tokens for outcome in whole), num_prompt),
         ttft_s=distribution([ttft_s(outcome) for outcome in whole]),
         tpot_s=distribution([found for outcome in whole if (found := tpot_s(outcome)) is not None]),
-        itl_s=distribution([later - sooner for one in whole for sooner, later in pairwise(one.token_times)]),
+        itl_s=distribution([gap for one in whole for gap in gaps_s(one)]),
         e2e_s=distribution([e2e_s(outcome) for outcome in whole]),
         attainment=_ratio(num_good, len(run.outcomes)),
         goodput_per_s=_ratio(num_good, run.wall_s),

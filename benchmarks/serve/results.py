@@ -6,13 +6,12 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.serve.arrivals import Load, OpenLoop, TraceLoop
 from benchmarks.serve.client import Outcome
-from benchmarks.serve.figures import Figures, Targets
+from benchmarks.serve.figures import Figures, Targets, gaps_s
 
 FORMAT = "baton bench serve 1"
 
@@ -79,7 +78,7 @@ def _times(outcome: Outcome) -> dict[str, Any]:
     return {
         "sent_s": round(outcome.sent_at - outcome.due_at, 6),
         "first_s": round(times[0] - outcome.due_at, 6) if times else None,
-        "gaps_s": [round(later - sooner, 6) for sooner, later in pairwise(times)],
+        "gaps_s": [round(gap, 6) for gap in gaps_s(outcome)],
         "ended_s": round(outcome.ended_at - outcome.due_at, 6),
         "prompt_tokens": outcome.num_prompt_tokens,
         "output_tokens": outcome.num_output_tokens,
