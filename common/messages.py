@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Role = Literal["prefill", "decode"]
@@ -279,10 +279,10 @@ class Blocks(Struct, frozen=True, tag=True):
     transfer_id: str
     first: int  # index in the sequence's blocks
     count: int
-    checksum: bytes | None  # xxh3_64 of the payload; None where checksums are switched off
     wants_answer: bool = True  # a Credit; not where more follows at once
-    on_device: bool = False  # sent block by block from a device's memory; the checksum is of another kind
+    on_device: bool = False  # sent block by block from a device's memory
     layers: tuple[int, int] | None = None  # from and up to; None: all. Those of a block come in order
+    checksum: bytes | None = None  # of what is sent from a device; the transport guards the rest
 
 
 class Credit(Struct, frozen=True, tag=True):

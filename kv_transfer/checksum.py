@@ -10,6 +10,7 @@ from kernels import native
 from kernels.native.hashing import LEAST_BYTES, Hash
 from kv_transfer.memory import Copy, copy
 
+HASH_BYTES = 8
 CACHED_BYTES = 256 << 10  # a core's own cache holds this twice, copied and copy, with room to spare
 
 

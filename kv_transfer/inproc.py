@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from kv_transfer.acceptor import Handlers
 from kv_transfer.checksum import Digest, copying
-from kv_transfer.mailbox import Kind, MailboxConnection, greeting, open_within
+from kv_transfer.mailbox import Head, MailboxConnection, hello, open_within
 from kv_transfer.memory import Buffer, scatter, size_of
-from kv_transfer.transport import Connection, ConnectionHandler, Header, Limits, text_of
+from kv_transfer.transport import Connection, ConnectionHandler, Limits
 
 
 class Namespace:
@@ -49,11 +49,11 @@ class InprocWire:
     def attach(self, connection: MailboxConnection, other: "InprocWire") -> None:
         self._connection, self._other = connection, other
 
-    def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
+    def post(self, head: Head, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
         if self._other is not None:
             copied = bytearray(size_of(payload))
             scatter(payload, [copied], copying(digest))
-            self._other.call([copied, text_of(head)] if copied else [text_of(head)])
+            self._other.call([copied, head()] if copied else [head()])
 
     def close(self) -> None:
         self._connection = self._other = None
@@ -108,6 +108,6 @@ async def connect(address: str, timeout_s: float, limits: Limits) -> Connection:
     listener = _names.find(address)
     wire = InprocWire(asyncio.get_running_loop())
     connection = MailboxConnection(address, wire, limits)
-    wire.attach(connection, listener.meet(wire, greeting(Kind.HELLO, limits)))
+    wire.attach(connection, listener.meet(wire, hello(limits)))
     await open_within(connection, timeout_s)
     return connection

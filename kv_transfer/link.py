@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -240,20 +241,17 @@ class Link:
         if payload is None:
             outgoing.phase = Phase.ENDED  # in the engine, this very moment: its cancel is on the way
             return
-        try:
-            on_device = isinstance(payload, DeviceBlocks)
-            if outgoing.sent_bytes == outgoing.landed_bytes:
-                self._watch(outgoing)
-                outgoing.busy_since = asyncio.get_running_loop().time()
-                outgoing.busy_from = outgoing.landed_bytes
-            wants_answer = outgoing.note_sent(piece)
-            layers = None if self._is_whole(piece) else (piece.layers.start, piece.layers.stop)
-            first, count = piece.first, piece.count
-            message = Blocks(outgoing.transfer_id, first, count, None, wants_answer, on_device, layers)
-            await send(connection, message, payload, self._config.checksums)
-        finally:
-            self._source.take_back(outgoing.sequence)
-        num_blocks = count if piece.layers.stop == self._num_layers else 0
+        if outgoing.sent_bytes == outgoing.landed_bytes:
+            self._watch(outgoing)
+            outgoing.busy_since = asyncio.get_running_loop().time()
+            outgoing.busy_from = outgoing.landed_bytes
+        wants_answer = outgoing.note_sent(piece)
+        on_device = isinstance(payload, DeviceBlocks)
+        layers = None if self._is_whole(piece) else (piece.layers.start, piece.layers.stop)
+        message = Blocks(outgoing.transfer_id, piece.first, piece.count, wants_answer, on_device, layers)
+        released = partial(self._source.take_back, outgoing.sequence)
+        await send(connection, message, payload, self._config.checksums, released)
+        num_blocks = piece.count if piece.layers.stop == self._num_layers else 0
         self._counters.note_sent(self._target.incarnation, num_blocks, outgoing.course.bytes_of(piece))
 
     def _is_whole(self, piece: Piece) -> bool:

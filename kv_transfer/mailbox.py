@@ -3,33 +3,34 @@
 What such carriers lack is added here, the same for all of them:
 
 1. HELLO from the side that connects, WELCOME back: both know each other's limits.
-2. DATA while the peer has room. CREDIT returns room as messages are read, so neither side ever holds more
-   than a window for a peer that reads slowly.
+2. DATA, or GUARDED data, while the peer has room. CREDIT returns room as messages are read, so neither side
+   ever holds more than a window for a peer that reads slowly.
 3. PING on a timer. A peer that was silent for too long is dead, however its socket looks.
 4. BYE with the reason ends the connection, after everything sent before it.
 
-The last part of each message is one byte of kind, the header, and a digest of both. Parts before it are the
-payload, which whoever sends it guards by itself, with a hash in the header: that comes last for this reason.
+The last part of each message is one byte of kind, a hash of the payload where that is guarded, the header,
+and a digest of these. Parts before it are the payload: it comes first, to be hashed as it goes out.
 """
 
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from common.seal import DIGEST_BYTES, is_whole, seal
-from kv_transfer.checksum import Digest, copying
+from kv_transfer.checksum import HASH_BYTES, Digest, copying, digest_for
 from kv_transfer.memory import Buffer, scatter, size_of
-from kv_transfer.transport import MAX_HEADER_BYTES, Header, Limits, text_of
+from kv_transfer.transport import MAX_HEADER_BYTES, Limits, nobody
 from kv_transfer.window import MIN_WINDOW_BYTES, Window
 
-VERSION = 2
+VERSION = 3
 PREFIX_BYTES = 64 << 10
 _GREETING = struct.Struct(">5sBQQ")  # magic, version, window, largest payload
 _CREDIT = struct.Struct(">Q")
 _MAGIC = b"baton"
+Head = Callable[[], bytes]  # the last part of a message, asked for when the others are out
 
 
 class Kind(IntEnum):
@@ -39,6 +40,7 @@ class Kind(IntEnum):
     CREDIT = 4
     PING = 5
     BYE = 6
+    GUARDED = 7
 
 
 def headed(kind: Kind, body: bytes = b"") -> bytes:
@@ -46,20 +48,21 @@ def headed(kind: Kind, body: bytes = b"") -> bytes:
     return head + seal(head)
 
 
-def greeting(kind: Kind, limits: Limits) -> bytes:
-    return headed(kind, _GREETING.pack(_MAGIC, VERSION, limits.window_bytes, limits.max_payload_bytes))
+def greeting(limits: Limits) -> bytes:
+    return _GREETING.pack(_MAGIC, VERSION, limits.window_bytes, limits.max_payload_bytes)
 
 
-def farewell(reason: str) -> bytes:
-    return headed(Kind.BYE, reason.encode())
+def hello(limits: Limits) -> bytes:
+    """The first message of a connection."""
+    return headed(Kind.HELLO, greeting(limits))
 
 
 class Wire(Protocol):
     """Carries the messages of one connection to its peer."""
 
-    def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
-        """Take a message without waiting and without keeping ``payload``; ``head`` is asked for after
-        ``digest`` has seen it. Raises ``ConnectionError``."""
+    def post(self, head: Head, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
+        """Take a message without waiting and without keeping ``payload``, which ``digest`` is shown. Raises
+        ``ConnectionError``."""
         ...
 
     def close(self) -> None:
@@ -72,6 +75,7 @@ class Message(NamedTuple):
     payload: Sequence[Buffer]
     payload_bytes: int
     cost: int
+    hash: bytes  # of the payload; empty where it is not guarded
 
 
 class MailboxConnection:
@@ -113,30 +117,42 @@ class MailboxConnection:
             self.check_alive()
 
     async def send(
-        self, header: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None
+        self,
+        header: bytes,
+        payload: Sequence[Buffer] = (),
+        is_guarded: bool = False,
+        released: Callable[[], None] = nobody,
     ) -> None:
-        self.check_size(len(text_of(header)), size_of(payload))
-        await self.send_unchecked(header, payload, digest)
+        try:
+            self.check_size(len(header), size_of(payload))
+            await self.send_unchecked(header, payload, is_guarded)
+        finally:
+            released()
 
     async def send_unchecked(
-        self, header: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None
+        self, header: bytes, payload: Sequence[Buffer] = (), is_guarded: bool = False
     ) -> None:
         """For transports that add up to ``PREFIX_BYTES`` to a header."""
         self.check_alive()
+        payload_bytes = size_of(payload)
         try:
-            await self._window.take(self._window.cost(len(text_of(header)) + size_of(payload)))
+            await self._window.take(self._window.cost(len(header) + payload_bytes))
         except asyncio.CancelledError:
             self.end("a send was cancelled here", "the peer cancelled a send")
             raise
         self.check_alive()
-        self._post(lambda: headed(Kind.DATA, text_of(header)), payload, digest)
+        if is_guarded:
+            digest = digest_for(payload_bytes)
+            self._post(Kind.GUARDED, header, payload, digest)
+        else:
+            self._post(Kind.DATA, header, payload)
         self.check_alive()
 
     def send_now(self, header: bytes) -> bool:
         self.check_size(len(header), 0)
         if not self._window.try_take(self._window.cost(len(header))):
             return False
-        self._post(headed(Kind.DATA, header))
+        self._post(Kind.DATA, header)
         return self._lost is None
 
     async def receive(self) -> tuple[bytes, int]:
@@ -150,15 +166,19 @@ class MailboxConnection:
             self._finish_current()
         return message.header, message.payload_bytes
 
-    async def receive_payload(self, into: Sequence[memoryview], digest: Digest | None = None) -> None:
+    async def receive_payload(self, into: Sequence[memoryview]) -> bool:
         if self._current is None:
             self.check_alive()
-        expected, given = self._current.payload_bytes if self._current else 0, size_of(into)
+        message = self._current
+        expected, given = message.payload_bytes if message else 0, size_of(into)
         if given != expected:
             raise ValueError(f"buffers of {given} bytes for a payload of {expected} bytes")
-        if self._current is not None:
-            scatter(self._current.payload, into, copying(digest))
-            self._finish_current()
+        if message is None:
+            return True
+        digest = digest_for(expected) if message.hash else None
+        scatter(message.payload, into, copying(digest))
+        self._finish_current()
+        return digest is None or digest.digest() == message.hash
 
     async def close(self) -> None:
         self.end("closed by this side", "closed by the peer")
@@ -176,7 +196,9 @@ class MailboxConnection:
             return self.refuse("a message was damaged on its way, or is not of this protocol")
         kind, body = head[0], bytes(head[1:])
         if kind == Kind.DATA and self._opened.is_set():
-            self._queue(body, payload)
+            self._queue(body, payload, b"")
+        elif kind == Kind.GUARDED and self._opened.is_set() and len(body) >= HASH_BYTES:
+            self._queue(body[HASH_BYTES:], payload, body[:HASH_BYTES])
         elif kind == Kind.CREDIT and len(body) == _CREDIT.size:
             self._window.give(_CREDIT.unpack(body)[0])
         elif kind in (Kind.HELLO, Kind.WELCOME) and not self._opened.is_set():
@@ -201,7 +223,7 @@ class MailboxConnection:
     def end(self, reason_here: str, reason_there: str) -> None:
         """Close the connection, telling the peer why."""
         if self._lost is None:
-            self._post(farewell(reason_there))
+            self._post(Kind.BYE, reason_there.encode())
         self.lose(reason_here)
 
     def refuse(self, reason: str) -> None:
@@ -231,9 +253,9 @@ class MailboxConnection:
         self._max_payload_bytes = max_payload_bytes
         self._opened.set()
         if kind == Kind.HELLO:
-            self._post(greeting(Kind.WELCOME, self._limits))
+            self._post(Kind.WELCOME, greeting(self._limits))
 
-    def _queue(self, header: bytes, payload: Sequence[Buffer]) -> None:
+    def _queue(self, header: bytes, payload: Sequence[Buffer], payload_hash: bytes) -> None:
         payload_bytes = size_of(payload)
         if len(header) > MAX_HEADER_BYTES + PREFIX_BYTES or payload_bytes > self._limits.max_payload_bytes:
             return self.refuse(f"a message of {len(header)} + {payload_bytes} bytes is over the limit")
@@ -241,7 +263,7 @@ class MailboxConnection:
         self._held += amount
         if self._held + self._owed > self._window.size:
             return self.refuse(f"more was sent than the window of {self._window.size} bytes")
-        self._inbox.append(Message(header, payload, payload_bytes, amount))
+        self._inbox.append(Message(header, payload, payload_bytes, amount, payload_hash))
         self._arrived.set()
 
     def _finish_current(self) -> None:
@@ -251,10 +273,15 @@ class MailboxConnection:
         self._held -= message.cost
         self._owed += message.cost
         if self._owed >= self._window.size // 4 and self._lost is None:
-            self._post(headed(Kind.CREDIT, _CREDIT.pack(self._owed)))
+            self._post(Kind.CREDIT, _CREDIT.pack(self._owed))
             self._owed = 0
 
-    def _post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
+    def _post(
+        self, kind: Kind, body: bytes = b"", payload: Sequence[Buffer] = (), digest: Digest | None = None
+    ) -> None:
+        def head() -> bytes:
+            return headed(kind, body if digest is None else digest.digest() + body)
+
         try:
             self._wire.post(head, payload, digest)
         except ConnectionError as error:
@@ -267,7 +294,7 @@ class MailboxConnection:
             silence = f"was silent for {self._limits.silence_timeout_s:g} s"
             return self.end(f"the peer {silence}", f"this side {silence}")
         self._timer = self._loop.call_later(self._limits.ping_interval_s, self._tick)
-        self._post(headed(Kind.PING))
+        self._post(Kind.PING)
 
 
 async def open_within(connection: MailboxConnection, timeout_s: float) -> None:

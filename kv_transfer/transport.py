@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from common.secret import Secret
-from kv_transfer.checksum import Digest
 from kv_transfer.window import MIN_WINDOW_BYTES
 
 if TYPE_CHECKING:  # takes seconds to import
     from torch import Tensor
 
 Buffer = bytes | bytearray | memoryview
-Header = bytes | Callable[[], bytes]
 MAX_HEADER_BYTES = 1 << 20
+
+
+def nobody() -> None:
+    """Wants to know when a payload is released."""
 
 
 class AddressError(ValueError):
@@ -64,13 +66,17 @@ class Connection(Protocol):
         ...
 
     async def send(
-        self, header: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None
+        self,
+        header: bytes,
+        payload: Sequence[Buffer] = (),
+        is_guarded: bool = False,
+        released: Callable[[], None] = nobody,
     ) -> None:
-        """Send a message; waits while the peer is slow, with some transports until it has taken or skipped
-        the payload. When it returns, ``payload`` may be overwritten. Cancelling a send closes the connection:
-        half a message must not be followed by another. ``digest`` hashes the payload while it is at hand; a
-        header that depends on it is a function, whose result has the same length before. Raises
-        ``ValueError`` for a message that the peer would refuse for its size."""
+        """Send a message; waits while the peer is slow. When this returns the message is on its way, with a
+        hash of the payload where ``is_guarded``. ``payload`` must stay as it is until ``released`` is called:
+        once, before this returns or later, also where sending fails. Cancelling a send closes the connection:
+        half a message must not be followed by another. Raises ``ValueError`` for a message that the peer
+        would refuse for its size."""
         ...
 
     def send_now(self, header: bytes) -> bool:
@@ -83,11 +89,11 @@ class Connection(Protocol):
         delivered. Cancelling loses nothing."""
         ...
 
-    async def receive_payload(self, into: Sequence[memoryview], digest: Digest | None = None) -> None:
-        """Write the payload of the last header into ``into``, whose sizes add up to its size. ``digest``
-        hashes what is written while it is at hand. When this returns or raises, nothing writes into the
-        buffers any more. A payload that is not wanted is skipped by the next ``receive``. Cancelling closes
-        the connection."""
+    async def receive_payload(self, into: Sequence[memoryview]) -> bool:
+        """Write the payload of the last header into ``into``, whose sizes add up to its size. False where the
+        hash that came along tells that it is not what was sent. When this returns or raises, nothing writes
+        into the buffers any more. A payload that is not wanted is skipped by the next ``receive``. Cancelling
+        closes the connection."""
         ...
 
     async def close(self) -> None:
@@ -99,7 +105,9 @@ class Connection(Protocol):
 class DeviceConnection(Protocol):
     """What a connection can do besides that reaches into the memory of devices."""
 
-    async def send_tensors(self, header: bytes, payload: "Sequence[Tensor]") -> None:
+    async def send_tensors(
+        self, header: bytes, payload: "Sequence[Tensor]", released: Callable[[], None] = nobody
+    ) -> None:
         """As ``send``, each tensor contiguous uint8, anywhere; the peer may take them with
         ``receive_payload``, too."""
         ...
@@ -108,10 +116,6 @@ class DeviceConnection(Protocol):
         """As ``receive_payload``, for what was sent as tensors of these sizes; anything else ends the
         connection."""
         ...
-
-
-def text_of(header: Header) -> bytes:
-    return header if isinstance(header, bytes) else header()
 
 
 ConnectionHandler = Callable[[Connection], Awaitable[None]]

@@ -5,10 +5,12 @@ finds. What it is not good at comes from ``kv_transfer.zmq``: listening on one a
 noticing at once that a peer has died, strangers at the door. A message is a ZeroMQ message that names the
 sizes of its pieces, and the pieces, sent with the tag that the receiver gave out when the two sides met:
 
-    send     ZeroMQ: header, sizes of the pieces      UCX: offers to fetch each piece
+    send     ZeroMQ: header, sizes of the pieces      UCX: offers to fetch each piece, then their hash
     receive  reads the header
-    receive_payload                                   UCX: fetches each piece into its place
-    send returns when all pieces were fetched
+    receive_payload                                   UCX: fetches each piece into its place, then the hash
+
+Each piece is hashed just before it is offered and just after it was fetched, while it is in the processor's
+cache. Some messages may be on their way at once, so that neither side waits while the other one hashes.
 """
 
 import asyncio
@@ -16,34 +18,36 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from common.hosts import is_loopback
 from kv_transfer import zmq
-from kv_transfer.checksum import Digest
+from kv_transfer.checksum import HASH_BYTES, Digest, digest_for
 from kv_transfer.mailbox import MailboxConnection
 from kv_transfer.memory import Buffer, cut, flat, scatter, size_of
 from kv_transfer.transport import (
     Connection,
     ConnectionHandler,
-    Header,
     Limits,
     Listener,
     host_and_port,
-    text_of,
+    nobody,
 )
 from kv_transfer.ucx_engine import Endpoint, Engine, Operation, quiet
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 512 << 10  # stays in a core's own cache between being hashed and being moved
 GATHER_BYTES = 32 << 10  # shorter buffers are put together
 INLINE_BYTES = 256 << 10  # a payload up to this size costs less by ZeroMQ
+MOST_UNDER_WAY = 3  # messages
 MEET_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 1.0  # for what is still to be fetched when we close
 _PLACE = struct.Struct(">QQ")  # tag, checksum of the address; the address follows
-_COUNT = struct.Struct(">H")  # of pieces; their sizes follow, and the header
+_PIECES = struct.Struct(">?H")  # whether their hash comes behind them, their number; sizes and header follow
 # One UCX context per event loop and reach, since each costs tens of milliseconds and of descriptors.
 _engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, Engine]] = (
     weakref.WeakKeyDictionary()
@@ -117,6 +121,15 @@ class Announced(NamedTuple):
 
     payload_bytes: int
     piece_sizes: Sequence[int]
+    is_guarded: bool  # the hash of the pieces waits behind them
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of all that waits."""
+        return [*self.piece_sizes, HASH_BYTES] if self.is_guarded else list(self.piece_sizes)
+
+
+NOTHING = Announced(0, (), False)
 
 
 class UcxConnection:
@@ -129,126 +142,189 @@ class UcxConnection:
         self._send_tag = send_tag
         self._receive_tag = receive_tag
         self._limits = limits
-        self._current = Announced(0, ())
+        self._current = NOTHING
+        self._under_way: set[asyncio.Task[None]] = set()
         self._skipped: list[Operation] = []
         inner.ended.add_done_callback(lambda _: endpoint.close())
 
     async def send(
-        self, header: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None
+        self,
+        header: bytes,
+        payload: Sequence[Buffer] = (),
+        is_guarded: bool = False,
+        released: Callable[[], None] = nobody,
     ) -> None:
         payload_bytes = size_of(payload)
-        self._inner.check_size(len(text_of(header)), payload_bytes)
-        if payload_bytes <= INLINE_BYTES:
-            return await self._inner.send_unchecked(lambda: _COUNT.pack(0) + text_of(header), payload, digest)
-        # However scattered the payload is, its pieces are few enough to be counted.
-        least = max(GATHER_BYTES, payload_bytes // 4096)
-        pieces = list(cut(payload, PIECE_BYTES, least))
-        if digest is not None:
-            for piece in pieces:
-                digest.update(memoryview(piece))
-        await self._send_pieces(text_of(header), pieces)
+        if payload_bytes > INLINE_BYTES:
+            # However scattered the payload is, its pieces are few enough to be counted.
+            pieces = list(cut(payload, PIECE_BYTES, max(GATHER_BYTES, payload_bytes // 4096)))
+            digest = digest_for(payload_bytes) if is_guarded else None
+            return await self._send_pieces(header, pieces, digest, released)
+        try:
+            self._inner.check_size(len(header), payload_bytes)
+            await self._inner.send_unchecked(_PIECES.pack(False, 0) + header, payload, is_guarded)
+        finally:
+            released()
 
     @property
     def on_device(self) -> "UcxConnection":
         return self
 
-    async def send_tensors(self, header: bytes, payload: Sequence[Tensor]) -> None:
-        self._inner.check_size(len(header), sum(tensor.nbytes for tensor in payload))
-        await self._send_pieces(header, payload)
+    async def send_tensors(
+        self, header: bytes, payload: Sequence[Tensor], released: Callable[[], None] = nobody
+    ) -> None:
+        await self._send_pieces(header, payload, None, released)
 
-    async def _send_pieces(self, header: bytes, pieces: Sequence[Buffer | Tensor]) -> None:
-        sizes = struct.pack(f">{len(pieces)}I", *(len(piece) for piece in pieces))
-        await self._inner.send_unchecked(_COUNT.pack(len(pieces)) + sizes + header)
-        await self._finish([self._endpoint.send(piece, self._send_tag) for piece in pieces])
+    async def _send_pieces(
+        self,
+        header: bytes,
+        pieces: Sequence[Buffer | Tensor],
+        digest: Digest | None,
+        released: Callable[[], None],
+    ) -> None:
+        try:
+            sizes = [len(piece) for piece in pieces]
+            self._inner.check_size(len(header), sum(sizes))
+            await self._room()
+            announced = _PIECES.pack(digest is not None, len(sizes)) + struct.pack(f">{len(sizes)}I", *sizes)
+            await self._inner.send_unchecked(announced + header)
+        except BaseException:
+            released()
+            raise
+        operations: list[Operation] = []
+        try:
+            for piece in pieces:
+                if digest is not None:
+                    assert not isinstance(piece, Tensor)
+                    digest.update(memoryview(piece))
+                operations.append(self._endpoint.send(piece, self._send_tag))
+                self._endpoint.progress()
+            if digest is not None:
+                operations.append(self._endpoint.send(digest.digest(), self._send_tag))
+        except BaseException:
+            self._inner.end("a send has failed here", "the peer failed to send")
+            raise
+        finally:
+            task = asyncio.create_task(self._sent(operations, released))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    async def _room(self) -> None:
+        """Wait until a further message may be on its way."""
+        try:
+            while len(self._under_way) >= MOST_UNDER_WAY:
+                await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._inner.end("a send was cancelled here", "the peer cancelled a send")
+            raise
+
+    async def _sent(self, operations: Sequence[Operation], released: Callable[[], None]) -> None:
+        """That it fails shows in the end of the connection."""
+        try:
+            with suppress(ConnectionError):
+                await self._finish(operations)
+        finally:
+            released()
 
     def send_now(self, header: bytes) -> bool:
         self._inner.check_size(len(header), 0)
-        return self._inner.send_now(_COUNT.pack(0) + header)
+        return self._inner.send_now(_PIECES.pack(False, 0) + header)
 
     async def receive(self) -> tuple[bytes, int]:
         await self._skip()
         content, inline_bytes = await self._inner.receive()
         try:
-            (count,) = _COUNT.unpack_from(content)
-            sizes = struct.unpack_from(f">{count}I", content, _COUNT.size)
+            is_guarded, count = _PIECES.unpack_from(content)
+            sizes = struct.unpack_from(f">{count}I", content, _PIECES.size)
         except struct.error:
-            sizes = (0,)
+            is_guarded, sizes = False, (0,)
         if sum(sizes) > self._limits.max_payload_bytes or 0 in sizes or (sizes and inline_bytes):
             self._inner.refuse("a message with pieces of impossible sizes")
             self._inner.check_alive()
-        self._current = Announced(sum(sizes) or inline_bytes, sizes)
-        return content[_COUNT.size + 4 * len(sizes) :], self._current.payload_bytes
+        self._current = Announced(sum(sizes) or inline_bytes, sizes, is_guarded)
+        return content[_PIECES.size + 4 * len(sizes) :], self._current.payload_bytes
 
-    async def receive_payload(self, into: Sequence[memoryview], digest: Digest | None = None) -> None:
+    async def receive_payload(self, into: Sequence[memoryview]) -> bool:
         if not self._current.piece_sizes:
-            return await self._inner.receive_payload(into, digest)
+            return await self._inner.receive_payload(into)
         if size_of(into) != self._current.payload_bytes:
             raise ValueError(
                 f"buffers of {size_of(into)} bytes for a payload of {self._current.payload_bytes} bytes"
             )
-        places = list(fit(self._current.piece_sizes, into))
-        self._current = Announced(0, ())
+        places, is_guarded = list(fit(self._current.piece_sizes, into)), self._current.is_guarded
+        digest = digest_for(self._current.payload_bytes) if is_guarded else None
+        told = memoryview(bytearray(HASH_BYTES if is_guarded else 0))
+        self._current = NOTHING
         self._inner.check_alive()
-        await self._finish([self._endpoint.receive(place.landing, self._receive_tag) for place in places])
-        for place in places:
-            if place.parts:
-                scatter([place.landing], place.parts)
-        if digest is not None:
-            for view in flat(into):
-                digest.update(view)
+        landings = [place.landing for place in places] + [told] * is_guarded
+        operations = [self._endpoint.receive(landing, self._receive_tag) for landing in landings]
+
+        def landed(number: int) -> None:
+            if number < len(places):
+                landing, parts = places[number]
+                if digest is not None:
+                    digest.update(landing)
+                scatter([landing] * bool(parts), parts)
+
+        await self._finish(operations, landed)
+        return digest is None or digest.digest() == told
 
     async def receive_tensors(self, into: Sequence[Tensor]) -> None:
         self._inner.check_alive()
-        if tuple(self._current.piece_sizes) != tuple(tensor.nbytes for tensor in into):
+        if self._current.sizes != [tensor.nbytes for tensor in into]:
             self._inner.refuse("blocks in pieces that are no blocks")
             self._inner.check_alive()
-        self._current = Announced(0, ())
+        self._current = NOTHING
         await self._finish([self._endpoint.receive(tensor, self._receive_tag) for tensor in into])
 
     async def close(self) -> None:
-        await self._inner.close()
-        self._current = Announced(0, ())
-        self._endpoint.close()
-        await quiet(self._skipped)
+        try:
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=CLOSE_TIMEOUT_S)
+        finally:
+            await self._inner.close()
+            self._current = NOTHING
+            self._endpoint.close()
+            await quiet(self._skipped)
+            if self._under_way:
+                await asyncio.wait(self._under_way)
 
     async def _skip(self) -> None:
         """Fetch a payload that nobody wants. Cancelled, it goes on with the next call."""
-        sizes = self._current.piece_sizes
-        self._current = Announced(0, ())
+        sizes = self._current.sizes
+        self._current = NOTHING
         if not sizes and not self._skipped:
             return
         if sizes:
             self._inner.check_alive()
             nowhere = memoryview(bytearray(max(sizes)))
             self._skipped = [self._endpoint.receive(nowhere[:size], self._receive_tag) for size in sizes]
-        if not await self._succeeded(self._skipped):
+        await asyncio.wait([operation.done for operation in self._skipped])
+        if any(operation.done.exception() is not None for operation in self._skipped):
             self._inner.refuse("UCX has failed")
             self._inner.check_alive()
         self._skipped = []
 
-    async def _finish(self, operations: Sequence[Operation]) -> None:
-        """Wait for them. When they fail, the peer is gone or the task is cancelled, the connection is dead,
-        and nothing touches their buffers any more."""
-        is_done = False
+    async def _finish(
+        self, operations: Sequence[Operation], finished: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """Wait for them, one after the other; the end of the connection ends them, too. When one fails or the
+        task is cancelled, the connection is dead, and nothing touches their buffers any more."""
         try:
-            is_done = await self._succeeded(operations)
-        except asyncio.CancelledError:
-            self._inner.end("a transfer was cancelled here", "the peer cancelled a transfer")
+            for number, (_, _, done) in enumerate(operations):
+                if not done.done():
+                    await asyncio.wait([done])
+                done.result()
+                finished(number)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                self._inner.end("a transfer was cancelled here", "the peer cancelled a transfer")
+            self._inner.refuse("UCX has failed")
+            self._endpoint.close()
+            await quiet(operations)
+            if isinstance(error, ConnectionError):
+                self._inner.check_alive()
             raise
-        finally:
-            if not is_done:
-                self._inner.refuse("UCX has failed")
-                self._endpoint.close()
-                await quiet(operations)
-        if not is_done:
-            self._inner.check_alive()
-
-    async def _succeeded(self, operations: Sequence[Operation]) -> bool:
-        """Wait until they are done or the connection has ended."""
-        everything = asyncio.gather(*(operation.done for operation in operations), return_exceptions=True)
-        either: list[asyncio.Future[Any]] = [everything, self._inner.ended]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        return all(done.done() and done.exception() is None for _, _, done in operations)
 
 
 class Place(NamedTuple):

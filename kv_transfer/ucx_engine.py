@@ -57,7 +57,7 @@ class Engine:
         self._is_scheduled = False
         self._pause: asyncio.TimerHandle | None = None
         self._num_futile = 0  # tries in a row without progress
-        asyncio.get_running_loop().add_reader(self._worker.epoll_file_descriptor, self._progress)
+        asyncio.get_running_loop().add_reader(self._worker.epoll_file_descriptor, self.progress)
         self.schedule()
 
     @property
@@ -89,9 +89,10 @@ class Engine:
         """Make progress soon, though the descriptor may not say that there is anything to do."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._progress)
+            asyncio.get_running_loop().call_soon(self.progress)
 
-    def _progress(self) -> None:
+    def progress(self) -> None:
+        """Do some of what there is to do, and see to it that the rest is done."""
         self._is_scheduled = False
         if self._pause is not None:
             self._pause.cancel()
@@ -104,7 +105,7 @@ class Engine:
         elif self._num_futile < EAGER_TRIES:
             self.schedule()
         else:
-            self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._progress)
+            self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self.progress)
 
     def _settle(self) -> None:
         finished = [operation for operation in self._operations if operation.request.completed]
@@ -134,6 +135,9 @@ class Endpoint:
     def receive(self, buffer: memoryview | Tensor, tag: int) -> Operation:
         array = array_of(buffer)
         return self._engine.start(self._raw.tag_recv(array, libucxx.UCXXTag(tag)), array)
+
+    def progress(self) -> None:
+        self._engine.progress()
 
     def close(self) -> None:
         """Cancel what is under way; it is quiet once its operations are done. Safe to repeat."""

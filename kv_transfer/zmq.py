@@ -26,17 +26,15 @@ import zmq
 from common.seal import DIGEST_BYTES
 from kv_transfer.acceptor import CLOSE_TIMEOUT_S, Handlers
 from kv_transfer.checksum import Digest, copying
-from kv_transfer.mailbox import PREFIX_BYTES, Kind, MailboxConnection, farewell, greeting, open_within
+from kv_transfer.mailbox import PREFIX_BYTES, Head, Kind, MailboxConnection, headed, hello, open_within
 from kv_transfer.memory import Buffer, cut, keep_freed_memory, size_of
 from kv_transfer.ring import Ring
 from kv_transfer.transport import (
     MAX_HEADER_BYTES,
     ConnectionHandler,
-    Header,
     Limits,
     host_and_port,
     join_host,
-    text_of,
 )
 from kv_transfer.window import MESSAGE_COST
 from kv_transfer.zmq_socket import Socket
@@ -84,13 +82,14 @@ class Dealer:
 
     def start(self) -> MailboxConnection:
         self._socket.start(self)
-        hello = greeting(Kind.HELLO, self._limits)
+        greeting = hello(self._limits)
         try:
             self._socket.raw.connect(self._endpoint)
             if self._ring is None:
-                self._send((), hello)
+                self._send((), lambda: greeting)
             else:
-                self._send([hello], self._ring.where)
+                where = self._ring.where
+                self._send([greeting], lambda: where)
         except zmq.ZMQError as error:
             self._connection.lose(error.strerror or "no such place")
         except ConnectionError as error:
@@ -98,7 +97,7 @@ class Dealer:
             self._connection.lose(str(error))
         return self._connection
 
-    def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
+    def post(self, head: Head, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
         fits = RING_PAYLOAD_BYTES <= size_of(payload) <= self._limits.window_bytes // 2
         parts: Iterable[Buffer]
         if fits and self._ring is not None:  # no payload goes out before WELCOME
@@ -107,7 +106,7 @@ class Dealer:
             parts = frames_of(payload, digest)
         self._send(parts, head)
 
-    def _send(self, parts: Iterable[Buffer], last: Header) -> None:
+    def _send(self, parts: Iterable[Buffer], last: Head) -> None:
         try:
             self._socket.post(parts, last)
         except zmq.ZMQError as error:
@@ -149,11 +148,13 @@ class Route:
         self._routing_id = routing_id
         self._descriptor = descriptor
         self._ring: Ring | None = None
+        self._has_answered = False
         self.connection = MailboxConnection(name, self, limits)
 
-    def post(self, head: Header, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
-        if self._ring is not None and text_of(head)[0] == Kind.WELCOME:
+    def post(self, head: Head, payload: Sequence[Buffer] = (), digest: Digest | None = None) -> None:
+        if self._ring is not None and not self._has_answered:  # it answers with WELCOME
             payload = [RING_FOUND]
+        self._has_answered = True
         self._listener.post(self._routing_id, head, payload, digest)
 
     def open(self, hello: Sequence[Buffer]) -> None:
@@ -204,7 +205,7 @@ class RouterListener:
     def post(
         self,
         routing_id: bytes,
-        head: Header,
+        head: Head,
         payload: Sequence[Buffer] = (),
         digest: Digest | None = None,
     ) -> None:
@@ -266,7 +267,7 @@ class RouterListener:
     def _turn_away(self, routing_id: bytes) -> None:
         """A peer that was silent for too long and has come back, or one that does not know how to begin."""
         try:
-            self.post(routing_id, farewell("the connection had ended before"))
+            self.post(routing_id, lambda: headed(Kind.BYE, b"the connection had ended before"))
         except ConnectionError:
             log.debug("a peer without a connection left")
 

@@ -1,7 +1,7 @@
 """A ZeroMQ socket with its monitor, read in an event loop without polling and without a thread of our own."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol, cast
 
@@ -9,7 +9,6 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kv_transfer.memory import Buffer
-from kv_transfer.transport import Header, text_of
 
 READ_BURST = 32  # messages read before other tasks get their turn
 
@@ -39,15 +38,16 @@ class Socket:
         self._loop.call_soon(self.read_events)
         self._loop.call_soon(self.read)
 
-    def post(self, parts: Iterable[Buffer], last: Header) -> None:
-        """Send one message, copied. Raises ``zmq.ZMQError``: EHOSTUNREACH where there is no such peer, EAGAIN
-        where it has taken nothing for long."""
+    def post(self, parts: Iterable[Buffer], last: Callable[[], bytes]) -> None:
+        """Send one message, copied; ``last`` is asked for when the other parts are out. Raises
+        ``zmq.ZMQError``: EHOSTUNREACH where there is no such peer, EAGAIN where it has taken nothing for
+        long."""
         is_begun = False
         try:
             for part in parts:
                 self.raw.send(part, zmq.NOBLOCK | zmq.SNDMORE)
                 is_begun = True
-            self.raw.send(text_of(last), zmq.NOBLOCK)
+            self.raw.send(last(), zmq.NOBLOCK)
         except BaseException:
             if is_begun:  # or the next message, perhaps another peer's, would be taken for the rest of this
                 with suppress(zmq.ZMQError):

@@ -184,7 +184,7 @@ async def test_blocks_without_an_open_transfer_are_dropped_and_counted(
     before = (await counters_of(cluster, "d1")).get(key, 0.0)
     async with rogue.connected(cluster, "d1") as peer:
         for _ in range(5):
-            await peer.say(Blocks("never offered", 0, 1, None), [bytes(BLOCK_BYTES)])
+            await peer.say(Blocks("never offered", 0, 1), [bytes(BLOCK_BYTES)])
         assert isinstance(await peer.offer("afterwards", 20), Accept)
 
     async def told() -> bool:
@@ -202,7 +202,7 @@ async def test_blocks_of_the_wrong_extent_end_their_transfer(
 ) -> None:
     async with rogue.connected(cluster, "d1") as peer:
         assert isinstance(await peer.offer("t", 2 * BLOCK_SIZE), Accept)
-        await peer.say(Blocks("t", first, count, None), [bytes(num_bytes)] if num_bytes else [])
+        await peer.say(Blocks("t", first, count), [bytes(num_bytes)] if num_bytes else [])
         answer = await peer.hear()
         assert isinstance(answer, Failed) and "extent" in answer.error.message
 
@@ -211,7 +211,7 @@ async def test_blocks_that_come_twice_end_their_transfer(cluster: Cluster) -> No
     async with rogue.connected(cluster, "d1") as peer:
         assert isinstance(await peer.offer("t", 2 * BLOCK_SIZE), Accept)
         for _ in range(2):
-            await peer.say(Blocks("t", 0, 1, None), [bytes(BLOCK_BYTES)])
+            await peer.say(Blocks("t", 0, 1), [bytes(BLOCK_BYTES)])
         answers = [await peer.hear(), await peer.hear()]
         assert isinstance(answers[1], Failed) and "repeated" in answers[1].error.message
 
@@ -219,9 +219,9 @@ async def test_blocks_that_come_twice_end_their_transfer(cluster: Cluster) -> No
 async def test_one_peer_cannot_write_into_the_transfer_of_another(cluster: Cluster) -> None:
     async with rogue.connected(cluster, "d1") as victim, rogue.connected(cluster, "d1") as thief:
         assert isinstance(await victim.offer("t", BLOCK_SIZE), Accept)
-        await thief.say(Blocks("t", 0, 1, None), [b"\xff" * BLOCK_BYTES])
+        await thief.say(Blocks("t", 0, 1), [b"\xff" * BLOCK_BYTES])
         assert isinstance(await thief.offer("u", BLOCK_SIZE), Accept)  # what came before it was dropped
-        await victim.say(Blocks("t", 0, 1, None), [bytes(BLOCK_BYTES)])
+        await victim.say(Blocks("t", 0, 1), [bytes(BLOCK_BYTES)])
         assert not isinstance(await victim.hear(), Failed)
 
 

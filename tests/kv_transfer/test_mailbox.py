@@ -10,12 +10,12 @@ import zmq.asyncio
 
 from common.seal import DIGEST_BYTES, is_whole
 from kv_transfer import transport
-from kv_transfer.mailbox import Kind, greeting, headed
+from kv_transfer.mailbox import VERSION, Kind, headed, hello
 from kv_transfer.transport import Connection, Limits
 
 TIMEOUT_S = 30.0
 LIMITS = Limits(max_payload_bytes=100_000, window_bytes=1 << 20)
-HELLO = greeting(Kind.HELLO, LIMITS)
+HELLO = hello(LIMITS)
 GREETING = HELLO[1:-DIGEST_BYTES]
 
 
@@ -63,8 +63,8 @@ async def answer(socket: "zmq.asyncio.Socket", kind: Kind) -> bytes:
         ([[b"\x80\x04pickle"]], "ended before"),
         ([[headed(Kind.HELLO)]], "not a greeting"),
         ([[headed(Kind.HELLO, b"bacon" + GREETING[5:])]], "not a greeting"),
-        ([[headed(Kind.HELLO, GREETING[:5] + b"\x63" + GREETING[6:])]], "versions 99 and 2"),
-        ([[headed(Kind.HELLO, GREETING[:5] + b"\x01" + GREETING[6:]), b"ring"]], "versions 1 and 2"),
+        ([[headed(Kind.HELLO, GREETING[:5] + b"\x63" + GREETING[6:])]], f"versions 99 and {VERSION}"),
+        ([[headed(Kind.HELLO, GREETING[:5] + b"\x01" + GREETING[6:]), b"ring"]], f"versions 1 and {VERSION}"),
         ([[headed(Kind.HELLO, GREETING[:6] + bytes(16))]], "window of 0 bytes"),
         ([[HELLO[:-1] + b"?"]], "damaged"),
         ([[HELLO], [headed(Kind.DATA, b"true")[:-1] + b"?"]], "damaged"),
@@ -72,6 +72,7 @@ async def answer(socket: "zmq.asyncio.Socket", kind: Kind) -> bytes:
         ([[HELLO], [HELLO]], "not of this protocol"),
         ([[HELLO], [headed(Kind.CREDIT, b"123")]], "not of this protocol"),
         ([[HELLO], [b"\xfe"]], "not of this protocol"),
+        ([[HELLO], [headed(Kind.GUARDED, b"7 bytes")]], "not of this protocol"),
         ([[HELLO], [bytes(100_001), headed(Kind.DATA)]], "over the limit"),
         ([[HELLO], [*[bytes(1000)] * 101, headed(Kind.DATA)]], "over the limit"),
     ],

@@ -2,7 +2,7 @@
 blocks are to where they shall be."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -122,10 +122,12 @@ async def test_blocks_that_change_on_their_way_are_fenced(
 
     send_tensors = UcxConnection.send_tensors
 
-    async def send_altered(self: UcxConnection, header: bytes, payload: Sequence[Tensor]) -> None:
+    async def send_altered(
+        self: UcxConnection, header: bytes, payload: Sequence[Tensor], released: Callable[[], None]
+    ) -> None:
         altered = [tensor.clone() for tensor in payload]
         altered[-1][7] ^= 1
-        await send_tensors(self, header, altered)
+        await send_tensors(self, header, altered, released)
 
     monkeypatch.setattr(UcxConnection, "send_tensors", send_altered)
     pair = Pair(DEVICE, target)
@@ -142,8 +144,11 @@ async def test_pieces_that_are_no_blocks_end_the_connection(monkeypatch: pytest.
 
     send_tensors = UcxConnection.send_tensors
 
-    async def send_halves(self: UcxConnection, header: bytes, payload: Sequence[Tensor]) -> None:
-        await send_tensors(self, header, [half for tensor in payload for half in tensor.view(2, -1)])
+    async def send_halves(
+        self: UcxConnection, header: bytes, payload: Sequence[Tensor], released: Callable[[], None]
+    ) -> None:
+        halves = [half for tensor in payload for half in tensor.view(2, -1)]
+        await send_tensors(self, header, halves, released)
 
     monkeypatch.setattr(UcxConnection, "send_tensors", send_halves)
     pair = Pair(DEVICE, DEVICE)

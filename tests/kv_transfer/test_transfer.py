@@ -10,7 +10,6 @@ from itertools import count
 
 import msgspec
 import pytest
-from xxhash import xxh3_64_digest
 
 from common import messages
 from common.config import TransferConfig
@@ -32,7 +31,7 @@ from common.messages import (
 from common.roster import Reservation
 from common.sequence import Sequence, SequenceKey
 from kv_transfer import transport
-from kv_transfer.checksum import Digest
+from kv_transfer.checksum import LibraryHash
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Outcome, Sender
 
@@ -440,7 +439,7 @@ class Rogue:
         self.connection = connection
 
     async def say(self, message: messages.Transfer, payload: bytes = b"") -> None:
-        await self.connection.send(messages.encode(message), [payload] if payload else [])
+        await self.connection.send(messages.encode(message), [payload] if payload else [], bool(payload))
 
     async def hear(self) -> messages.Transfer:
         async with asyncio.timeout(TIMEOUT_S):
@@ -463,28 +462,26 @@ async def rogue(pair: Pair) -> AsyncIterator[Rogue]:
             await connection.close()
 
 
-def blocks(first: int, count: int, payload: bytes) -> Blocks:
-    return Blocks("t", first, count, xxh3_64_digest(payload))
+def blocks(first: int, count: int) -> Blocks:
+    return Blocks("t", first, count)
 
 
-def layers_of_block(start: int, stop: int, payload: bytes) -> Blocks:
-    return Blocks("t", 0, 1, xxh3_64_digest(payload), layers=(start, stop))
+def layers_of_block(start: int, stop: int) -> Blocks:
+    return Blocks("t", 0, 1, layers=(start, stop))
 
 
 @pytest.mark.parametrize(
     ("message", "payload", "cause"),
     [
-        (blocks(0, 1, b"x" * BLOCK_BYTES), b"y" * BLOCK_BYTES, "checksum"),
-        (blocks(0, 1, b"x" * 100), b"x" * 100, "wrong extent"),
-        (blocks(3, 2, b"x" * 2 * BLOCK_BYTES), b"x" * 2 * BLOCK_BYTES, "wrong extent"),
-        (blocks(-1, 1, b"x" * BLOCK_BYTES), b"x" * BLOCK_BYTES, "wrong extent"),
-        (blocks(0, 0, b""), b"", "wrong extent"),
-        (layers_of_block(0, 2, b"x" * 2 * LAYER_BYTES), b"y" * 2 * LAYER_BYTES, "checksum"),
-        (layers_of_block(0, 2, b"x" * 256), b"x" * BLOCK_BYTES, "wrong extent"),
-        (layers_of_block(2, 2, b""), b"", "wrong extent"),
-        (layers_of_block(3, 5, b"x" * 2 * LAYER_BYTES), b"x" * 2 * LAYER_BYTES, "wrong extent"),
-        (layers_of_block(-1, 1, b"x" * 2 * LAYER_BYTES), b"x" * 2 * LAYER_BYTES, "wrong extent"),
-        (layers_of_block(2, 4, b"x" * 2 * LAYER_BYTES), b"x" * 2 * LAYER_BYTES, "layers are missing"),
+        (blocks(0, 1), b"x" * 100, "wrong extent"),
+        (blocks(3, 2), b"x" * 2 * BLOCK_BYTES, "wrong extent"),
+        (blocks(-1, 1), b"x" * BLOCK_BYTES, "wrong extent"),
+        (blocks(0, 0), b"", "wrong extent"),
+        (layers_of_block(0, 2), b"x" * BLOCK_BYTES, "wrong extent"),
+        (layers_of_block(2, 2), b"", "wrong extent"),
+        (layers_of_block(3, 5), b"x" * 2 * LAYER_BYTES, "wrong extent"),
+        (layers_of_block(-1, 1), b"x" * 2 * LAYER_BYTES, "wrong extent"),
+        (layers_of_block(2, 4), b"x" * 2 * LAYER_BYTES, "layers are missing"),
         (
             Handover("t", Generate("a", 0, (1,) * 16, 16, "x", Sampling(1)), (7,)),
             b"",
@@ -509,14 +506,35 @@ async def test_wrong_data_ends_the_transfer_and_frees_its_blocks(
         assert len(pair.d.free) == pair.d.num_blocks and not pair.adopted
 
 
+class AlwaysOther(LibraryHash):
+    """A hash that never agrees."""
+
+    def digest(self) -> bytes:
+        return os.urandom(8)
+
+
+@pytest.mark.parametrize("message", [blocks(0, 1), layers_of_block(0, 2)])
+async def test_blocks_that_were_altered_on_their_way_end_the_transfer_and_free_its_blocks(
+    message: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_transfer.mailbox.digest_for", lambda num_bytes: AlwaysOther())
+    pair = Pair()
+    async with rogue(pair) as peer:
+        await peer.open()
+        await peer.say(message, bytes(BLOCK_BYTES if message.layers is None else 2 * LAYER_BYTES))
+        assert isinstance(await peer.hear(), Failed)
+        assert pair.receiver.counters.num_fenced["checksum"] == 1
+        assert len(pair.d.free) == pair.d.num_blocks and not pair.adopted
+
+
 async def test_a_repeated_run_of_blocks_ends_the_transfer() -> None:
     pair = Pair()
     async with rogue(pair) as peer:
         await peer.open()
         payload = b"x" * BLOCK_BYTES
-        await peer.say(blocks(0, 1, payload), payload)
+        await peer.say(blocks(0, 1), payload)
         await peer.hear()
-        await peer.say(blocks(0, 1, payload), payload)
+        await peer.say(blocks(0, 1), payload)
         assert isinstance(await peer.hear(), Failed)
         assert pair.receiver.counters.num_fenced["repeated"] == 1
 
@@ -526,9 +544,9 @@ async def test_layers_that_come_twice_end_the_transfer() -> None:
     async with rogue(pair) as peer:
         await peer.open()
         payload = b"x" * 2 * LAYER_BYTES
-        await peer.say(layers_of_block(0, 2, payload), payload)
+        await peer.say(layers_of_block(0, 2), payload)
         assert await peer.hear() == messages.Credit("t", 2 * LAYER_BYTES)
-        await peer.say(layers_of_block(1, 3, payload), payload)
+        await peer.say(layers_of_block(1, 3), payload)
         assert isinstance(await peer.hear(), Failed)
         assert pair.receiver.counters.num_fenced["repeated"] == 1
 
@@ -538,7 +556,7 @@ async def test_blocks_without_their_last_layers_are_not_handed_over() -> None:
     async with rogue(pair) as peer:
         await peer.open(num_tokens=4)
         payload = b"x" * 3 * LAYER_BYTES
-        await peer.say(layers_of_block(0, 3, payload), payload)
+        await peer.say(layers_of_block(0, 3), payload)
         await peer.hear()
         await peer.say(Handover("t", Generate("a", 0, (1,) * 4, 4, "x", Sampling(1)), (7,)))
         assert isinstance(await peer.hear(), Failed)
@@ -552,7 +570,7 @@ async def test_data_for_no_open_transfer_is_counted_and_writes_nothing() -> None
         await peer.say(Hello("rogue", "d1", LAYOUT))
         await peer.hear()
         payload = b"x" * BLOCK_BYTES
-        await peer.say(blocks(0, 1, payload), payload)
+        await peer.say(blocks(0, 1), payload)
         await until(lambda: pair.receiver.counters.num_fenced["no open transfer"] == 1)
         assert bytes(pair.d.data) == before
         await peer.say(Offer("t", "a", 0, 16, (), 60.0))
@@ -568,10 +586,10 @@ async def test_a_transfer_belongs_to_the_connection_that_opened_it() -> None:
         await intruder.say(Hello("intruder", "d1", LAYOUT))
         await intruder.hear()
         payload = b"x" * BLOCK_BYTES
-        await intruder.say(blocks(0, 1, payload), payload)
+        await intruder.say(blocks(0, 1), payload)
         await until(lambda: pair.receiver.counters.num_fenced["no open transfer"] == 1)
         await connection.close()
-        await peer.say(blocks(0, 1, payload), payload)
+        await peer.say(blocks(0, 1), payload)
         assert isinstance(await peer.hear(), messages.Credit)
 
 
@@ -598,11 +616,12 @@ class Halting:
 
     async def send(
         self,
-        header: transport.Header,
+        header: bytes,
         payload: collections.abc.Sequence[transport.Buffer] = (),
-        digest: Digest | None = None,
+        is_guarded: bool = False,
+        released: collections.abc.Callable[[], None] = transport.nobody,
     ) -> None:
-        await self._connection.send(header, payload, digest)
+        await self._connection.send(header, payload, is_guarded, released)
 
     def send_now(self, header: bytes) -> bool:
         return self._connection.send_now(header)
@@ -610,12 +629,10 @@ class Halting:
     async def receive(self) -> tuple[bytes, int]:
         return await self._connection.receive()
 
-    async def receive_payload(
-        self, into: collections.abc.Sequence[memoryview], digest: Digest | None = None
-    ) -> None:
+    async def receive_payload(self, into: collections.abc.Sequence[memoryview]) -> bool:
         self.reached.set()
         await self.go_on.wait()
-        await self._connection.receive_payload(into, digest)
+        return await self._connection.receive_payload(into)
 
     async def close(self) -> None:
         await self._connection.close()

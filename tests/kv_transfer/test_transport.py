@@ -7,18 +7,17 @@ import os
 import random
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zmq
-from xxhash import xxh3_64_digest
 
 from common.secret import Secret
 from kv_transfer import transport
-from kv_transfer.checksum import digest_for
+from kv_transfer.checksum import LibraryHash
 from kv_transfer.transport import Connection, Limits, Listener
 from kv_transfer.zmq_socket import Socket
 
@@ -130,34 +129,43 @@ async def test_payload_is_gathered_and_scattered_where_the_two_sides_say(address
     places = [0, *sorted(chooser.choices(range(len(payload)), k=15)), len(payload)]
     into = [memoryview(target)[start:end] for start, end in itertools.pairwise(places)]
     async with pair(address) as (client, server):
-        sending = asyncio.create_task(client.send(b"scattered", source))
+        sending = asyncio.create_task(client.send(b"scattered", source, is_guarded=True))
         assert await server.receive() == (b"scattered", len(payload))
-        digest = digest_for(len(payload))
-        await server.receive_payload(into, digest)
+        assert await server.receive_payload(into)
         await sending
     assert bytes(target) == payload
-    assert digest.digest() == xxh3_64_digest(payload)
 
 
-class FailsHalfWay:
-    """A digest."""
+class Odd(LibraryHash):
+    """A hash that fails on its second piece, or that never agrees."""
 
     def __init__(self, num_good: int) -> None:
+        super().__init__()
         self._num_good = num_good
 
     def update(self, source: memoryview) -> None:
         self._num_good -= 1
         if self._num_good < 0:
             raise MemoryError("half way")
+        super().update(source)
 
     def copy(self, source: memoryview, target: memoryview) -> None:
         self.update(source)
+        target[:] = source
 
     def digest(self) -> bytes:
-        return bytes(8)
+        return os.urandom(8)
 
 
-async def test_a_message_that_fails_half_way_is_no_part_of_another_peers(address: str) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, num_good: int) -> None:
+    for module in ("mailbox", "ucx") if "ucx" in transport.available() else ("mailbox",):
+        monkeypatch.setattr(f"kv_transfer.{module}.digest_for", lambda num_bytes: Odd(num_good))
+
+
+async def test_a_message_that_fails_half_way_is_no_part_of_another_peers(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, num_good=1)
     accepted: asyncio.Queue[Connection] = asyncio.Queue()
     async with listening(address, accepted) as listener, asyncio.timeout(TIMEOUT_S):
         clients, servers = [], []
@@ -165,37 +173,79 @@ async def test_a_message_that_fails_half_way_is_no_part_of_another_peers(address
             clients.append(await transport.connect(listener.address, TIMEOUT_S, limits=LIMITS))
             servers.append(await accepted.get())
         with pytest.raises(MemoryError):
-            await servers[0].send(b"never whole", [bytes(1 << 20), bytes(1 << 19)], FailsHalfWay(1))
-        for number in (1, 0):
-            await servers[number].send(b"whole %d" % number)
-            assert await clients[number].receive() == (b"whole %d" % number, 0)
+            await servers[0].send(b"never whole", [bytes(1 << 20), bytes(1 << 19)], is_guarded=True)
+        await servers[1].send(b"whole")
+        assert await clients[1].receive() == (b"whole", 0)
+        try:
+            await servers[0].send(b"whole")
+            assert await clients[0].receive() == (b"whole", 0)
+        except ConnectionError:
+            with pytest.raises(ConnectionError):  # nor is it taken for a message there
+                await read(clients[0])
         for client in clients:
             await client.close()
 
 
 @pytest.mark.parametrize("num_bytes", [100, 70_000, 3_000_001])
-async def test_a_header_may_depend_on_the_payload(address: str, num_bytes: int) -> None:
+@pytest.mark.parametrize("is_altered", [True, False])
+async def test_a_guarded_payload_that_was_altered_is_found_out(
+    address: str, num_bytes: int, is_altered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_altered:
+        use(monkeypatch, num_good=1000)
     payload = os.urandom(num_bytes)
-    target = bytearray(num_bytes)
     async with pair(address) as (client, server):
-        digest = digest_for(num_bytes)
-        cut = [memoryview(payload)[:33], memoryview(payload)[33:]]
-        sending = asyncio.create_task(client.send(lambda: b"hash " + digest.digest(), cut, digest))
-        assert await server.receive() == (b"hash " + xxh3_64_digest(payload), num_bytes)
-        await server.receive_payload([memoryview(target)])
-        await sending
-    assert bytes(target) == payload
+        for _ in range(2):
+            target = bytearray(num_bytes)
+            parts = [memoryview(payload)[:33], memoryview(payload)[33:]]
+            sending = asyncio.create_task(client.send(b"guarded", parts, is_guarded=True))
+            assert await server.receive() == (b"guarded", num_bytes)
+            assert await server.receive_payload([memoryview(target)]) == (not is_altered)
+            await sending
+            assert bytes(target) == payload
 
 
-async def test_a_payload_may_be_overwritten_once_it_was_sent(address: str) -> None:
+async def test_a_payload_may_be_overwritten_once_it_was_released(address: str) -> None:
     async with pair(address) as (client, server):
         reading = asyncio.create_task(read_many(server, 3))
         payload = bytearray(700_000)
         for index in range(3):
             payload[:] = bytes([index]) * len(payload)
-            await client.send(b"", [payload])
+            released = asyncio.Event()
+            await client.send(b"", [payload], released=released.set)
+            await released.wait()
             payload[:] = b"\xff" * len(payload)
         assert [set(received) for _, received in await reading] == [{0}, {1}, {2}]
+
+
+@pytest.mark.parametrize("size", [0, 1000, 3_000_000])
+async def test_every_payload_is_released_once(address: str, size: int) -> None:
+    begun = itertools.count()
+    released: list[int] = []
+
+    async def send(end: Connection, header: bytes = b"") -> None:
+        number = next(begun)
+        await end.send(header, [bytes(size)], released=lambda: released.append(number))
+
+    async with pair(address) as (client, server):
+        sending = asyncio.create_task(for_ever(send, client))
+        for _ in range(3):
+            await read(server)
+        with pytest.raises(ValueError, match="over"):
+            await send(client, bytes(2 << 20))
+        await server.receive()  # a payload that is under way when all ends
+        await server.close()
+        with pytest.raises(ConnectionError):
+            await sending
+        with pytest.raises(ConnectionError):
+            await send(client)
+        await client.close()
+    assert sorted(released) == list(range(next(begun)))
+
+
+async def for_ever(send: Callable[[Connection], Awaitable[None]], end: Connection) -> None:
+    while True:
+        await send(end)
 
 
 async def read_many(connection: Connection, count: int) -> list[tuple[bytes, bytes]]:

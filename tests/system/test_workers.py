@@ -441,7 +441,7 @@ async def test_room_kept_for_a_hand_over_that_is_refused_goes_to_the_next_in_the
             for name in ("a", "b"):
                 await connection.send(encode(Offer(name, name, 0, num_tokens, (b"another prompt's",), 60.0)))
             assert (await answer(connection)).transfer_id == "a"
-            await connection.send(encode(Blocks("a", 0, 1, None)), [payload])
+            await connection.send(encode(Blocks("a", 0, 1)), [payload])
             await connection.send(encode(Handover("a", wrong, (1,), (), 0, {})))
             answers = [await answer(connection) for _ in range(3)]
             assert [type(message) for message in answers] == [Credit, Landed, Accept]
