@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_modes(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(measure=modes)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each mode with each workload")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each mode with each workload")
     parser.add_argument("--phase-s", type=float, default=5.0, help="for each turn")
     parser.add_argument("--load", type=float, default=0.7, help="share of what is answered at once at most")
-    parser.add_argument("--slo-ttft-s", type=float, default=1.0)
+    parser.add_argument("--slo-ttft-s", type=float, default=2.5)
     parser.add_argument("--slo-itl-s", type=float, default=0.1)
 
 
