@@ -264,7 +264,8 @@ class UcxConnection:
                 landing, parts = places[number]
                 if digest is not None:
                     digest.update(landing)
-                scatter([landing] * bool(parts), parts)
+                if parts:
+                    scatter([landing], parts)
 
         await self._finish(operations, landed)
         return digest is None or digest.digest() == told
