@@ -163,9 +163,10 @@ class Link:
             self.wake()
 
     async def _run(self) -> None:
-        reason = "closed"
+        reason, connection = "closed", None
         try:
-            await self._talk()
+            connection = await self._connect()
+            await self._talk(connection)
         except* (
             OSError,
             ValueError,
@@ -177,18 +178,19 @@ class Link:
             error = WorkerError("peer_lost", f"decode worker at {self._target.address}: {reason}")
             for outgoing in list(self._transfers.values()):
                 self._owner.failed(outgoing, error)
+            if connection is not None:
+                await connection.close()  # may take a moment, for which nobody else is to wait
 
-    async def _talk(self) -> None:
-        timeout_s, limits = self._config.stall_timeout_s, transport.Limits(secret=self._secret)
-        connection = await transport.connect(self._target.address, timeout_s, limits=limits)
-        try:
-            async with asyncio.timeout(self._config.stall_timeout_s):
-                await self._greet(connection)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send_loop(connection))
-                tasks.create_task(self._receive_loop(connection))
-        finally:
-            await connection.close()
+    async def _connect(self) -> transport.Connection:
+        limits = transport.Limits(secret=self._secret)
+        return await transport.connect(self._target.address, self._config.stall_timeout_s, limits=limits)
+
+    async def _talk(self, connection: transport.Connection) -> None:
+        async with asyncio.timeout(self._config.stall_timeout_s):
+            await self._greet(connection)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._send_loop(connection))
+            tasks.create_task(self._receive_loop(connection))
 
     async def _greet(self, connection: transport.Connection) -> None:
         await connection.send(messages.encode(self._hello))

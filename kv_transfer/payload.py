@@ -17,13 +17,16 @@ async def send(
     connection: Connection, message: Blocks, payload: Payload, checksums: bool, released: Callable[[], None]
 ) -> None:
     """``released``: see ``Connection.send``."""
-    if isinstance(payload, DeviceBlocks):
-        assert connection.on_device is not None
-        if checksums:
+    if not isinstance(payload, DeviceBlocks):
+        return await connection.send(messages.encode(message), payload, checksums, released)
+    assert connection.on_device is not None
+    if checksums:
+        try:
             message = msgspec.structs.replace(message, checksum=payload.checksum())
-        await connection.on_device.send_tensors(messages.encode(message), payload.tensors, released)
-    else:
-        await connection.send(messages.encode(message), payload, checksums, released)
+        except BaseException:
+            released()
+            raise
+    await connection.on_device.send_tensors(messages.encode(message), payload.tensors, released)
 
 
 async def receive(connection: Connection, message: Blocks, place: Payload, block_bytes: int) -> bool:

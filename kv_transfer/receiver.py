@@ -196,7 +196,8 @@ class Receiver:
         place = self._place(peer.connection, reservation, message)
         incoming.landing = True
         try:
-            is_right = await receive(peer.connection, message, place, num_bytes // message.count)
+            async with asyncio.timeout(self._config.stall_timeout_s):  # or the connection is closed
+                is_right = await receive(peer.connection, message, place, num_bytes // message.count)
         finally:
             incoming.landing = False
             if incoming.phase is Phase.ENDED:

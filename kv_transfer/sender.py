@@ -5,6 +5,7 @@ A transfer's life is told in ``kv_transfer.outgoing``, how messages travel in ``
 one link to each decode worker, made when it is first needed and again after it was lost. Everything here runs
 in one event loop; the engine's thread reaches it by ``call_soon_threadsafe``."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -142,8 +143,7 @@ class Sender:
         link.say_cancelled(outgoing, reason)
 
     async def close(self) -> None:
-        for link in list(self._links.values()):
-            await link.close()
+        await asyncio.gather(*(link.close() for link in self._links.values()))
 
     def _link(self, target: DecodeTarget) -> Link:
         link = self._links.get(target)

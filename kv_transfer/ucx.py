@@ -27,7 +27,7 @@ from xxhash import xxh3_64_intdigest
 
 from common.hosts import is_loopback
 from kv_transfer import zmq
-from kv_transfer.checksum import HASH_BYTES, Digest, digest_for
+from kv_transfer.checksum import HASH_BYTES, digest_for
 from kv_transfer.mailbox import MailboxConnection
 from kv_transfer.memory import Buffer, cut, flat, scatter, size_of
 from kv_transfer.transport import (
@@ -156,10 +156,7 @@ class UcxConnection:
     ) -> None:
         payload_bytes = size_of(payload)
         if payload_bytes > INLINE_BYTES:
-            # However scattered the payload is, its pieces are few enough to be counted.
-            pieces = list(cut(payload, PIECE_BYTES, max(GATHER_BYTES, payload_bytes // 4096)))
-            digest = digest_for(payload_bytes) if is_guarded else None
-            return await self._send_pieces(header, pieces, digest, released)
+            return await self._send_pieces(header, lambda: pieces_of(payload), is_guarded, released)
         try:
             self._inner.check_size(len(header), payload_bytes)
             await self._inner.send_unchecked(_PIECES.pack(False, 0) + header, payload, is_guarded)
@@ -173,20 +170,22 @@ class UcxConnection:
     async def send_tensors(
         self, header: bytes, payload: Sequence[Tensor], released: Callable[[], None] = nobody
     ) -> None:
-        await self._send_pieces(header, payload, None, released)
+        await self._send_pieces(header, lambda: payload, False, released)
 
     async def _send_pieces(
         self,
         header: bytes,
-        pieces: Sequence[Buffer | Tensor],
-        digest: Digest | None,
+        cut_payload: Callable[[], Sequence[Buffer | Tensor]],
+        is_guarded: bool,
         released: Callable[[], None],
     ) -> None:
         try:
+            pieces = cut_payload()
             sizes = [len(piece) for piece in pieces]
             self._inner.check_size(len(header), sum(sizes))
+            digest = digest_for(sum(sizes)) if is_guarded else None
             await self._room()
-            announced = _PIECES.pack(digest is not None, len(sizes)) + struct.pack(f">{len(sizes)}I", *sizes)
+            announced = _PIECES.pack(is_guarded, len(sizes)) + struct.pack(f">{len(sizes)}I", *sizes)
             await self._inner.send_unchecked(announced + header)
         except BaseException:
             released()
@@ -205,9 +204,10 @@ class UcxConnection:
             self._inner.end("a send has failed here", "the peer failed to send")
             raise
         finally:
-            task = asyncio.create_task(self._sent(operations, released))
+            task = asyncio.create_task(self._sent(operations))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
+            task.add_done_callback(lambda _: released())
 
     async def _room(self) -> None:
         """Wait until a further message may be on its way."""
@@ -218,13 +218,10 @@ class UcxConnection:
             self._inner.end("a send was cancelled here", "the peer cancelled a send")
             raise
 
-    async def _sent(self, operations: Sequence[Operation], released: Callable[[], None]) -> None:
+    async def _sent(self, operations: Sequence[Operation]) -> None:
         """That it fails shows in the end of the connection."""
-        try:
-            with suppress(ConnectionError):
-                await self._finish(operations)
-        finally:
-            released()
+        with suppress(ConnectionError):
+            await self._finish(operations)
 
     def send_now(self, header: bytes) -> bool:
         self._inner.check_size(len(header), 0)
@@ -238,7 +235,8 @@ class UcxConnection:
             sizes = struct.unpack_from(f">{count}I", content, _PIECES.size)
         except struct.error:
             is_guarded, sizes = False, (0,)
-        if sum(sizes) > self._limits.max_payload_bytes or 0 in sizes or (sizes and inline_bytes):
+        is_odd = 0 in sizes or (sizes and inline_bytes) or (is_guarded and not sizes)
+        if is_odd or sum(sizes) > self._limits.max_payload_bytes:
             self._inner.refuse("a message with pieces of impossible sizes")
             self._inner.check_alive()
         self._current = Announced(sum(sizes) or inline_bytes, sizes, is_guarded)
@@ -254,8 +252,7 @@ class UcxConnection:
         places, is_guarded = list(fit(self._current.piece_sizes, into)), self._current.is_guarded
         digest = digest_for(self._current.payload_bytes) if is_guarded else None
         told = memoryview(bytearray(HASH_BYTES if is_guarded else 0))
-        self._current = NOTHING
-        self._inner.check_alive()
+        await self._begin()
         landings = [place.landing for place in places] + [told] * is_guarded
         operations = [self._endpoint.receive(landing, self._receive_tag) for landing in landings]
 
@@ -271,12 +268,26 @@ class UcxConnection:
         return digest is None or digest.digest() == told
 
     async def receive_tensors(self, into: Sequence[Tensor]) -> None:
-        self._inner.check_alive()
         if self._current.sizes != [tensor.nbytes for tensor in into]:
             self._inner.refuse("blocks in pieces that are no blocks")
-            self._inner.check_alive()
-        self._current = NOTHING
+        await self._begin()
         await self._finish([self._endpoint.receive(tensor, self._receive_tag) for tensor in into])
+
+    async def _begin(self) -> None:
+        """To be called before the current payload is fetched."""
+        self._current = NOTHING
+        try:
+            await self._hear()
+        except asyncio.CancelledError:
+            self._inner.end("a transfer was cancelled here", "the peer cancelled a transfer")
+            raise
+        self._inner.check_alive()
+
+    async def _hear(self) -> None:
+        """Read what the peer said last. It may have left while this process was held up: nothing ends the
+        fetching of what a peer no longer offers."""
+        for _ in range(2):  # in the first turn its socket may be behind us
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         try:
@@ -292,10 +303,11 @@ class UcxConnection:
 
     async def _skip(self) -> None:
         """Fetch a payload that nobody wants. Cancelled, it goes on with the next call."""
-        sizes = self._current.sizes
-        self._current = NOTHING
-        if not sizes and not self._skipped:
+        if not self._current.sizes and not self._skipped:
+            self._current = NOTHING
             return
+        await self._hear()
+        sizes, self._current = self._current.sizes, NOTHING
         if sizes:
             self._inner.check_alive()
             nowhere = memoryview(bytearray(max(sizes)))
@@ -326,6 +338,11 @@ class UcxConnection:
             if isinstance(error, ConnectionError):
                 self._inner.check_alive()
             raise
+
+
+def pieces_of(payload: Sequence[Buffer]) -> list[Buffer]:
+    """However scattered it is, few enough to be counted."""
+    return list(cut(payload, PIECE_BYTES, max(GATHER_BYTES, size_of(payload) // 4096)))
 
 
 class Place(NamedTuple):

@@ -89,11 +89,14 @@ class Engine:
         """Make progress soon, though the descriptor may not say that there is anything to do."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self.progress)
+            asyncio.get_running_loop().call_soon(self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._is_scheduled = False
+        self.progress()
 
     def progress(self) -> None:
         """Do some of what there is to do, and see to it that the rest is done."""
-        self._is_scheduled = False
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None

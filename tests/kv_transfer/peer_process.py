@@ -1,12 +1,13 @@
 """A process at the other end of a connection, to be killed, stopped or left unread by tests.
 
 ``python -m tests.kv_transfer.peer_process listen|connect ADDRESS`` prints its address (or the one it has
-connected to) once it is ready. It answers each message with the same one, and stops reading after one with
-the header ``stop reading``.
+connected to) once it is ready. It answers each message with the same one, stops reading after one with the
+header ``stop reading``, and does nothing at all for some seconds after one with ``hold up``.
 """
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,7 @@ from kv_transfer import transport
 from kv_transfer.transport import Connection
 
 START_TIMEOUT_S = 60.0
+HELD_UP_S = 4.0
 
 
 async def echo(connection: Connection) -> None:
@@ -21,6 +23,8 @@ async def echo(connection: Connection) -> None:
         header, payload_bytes = await connection.receive()
         if header == b"stop reading":
             await asyncio.Event().wait()
+        if header == b"hold up":
+            time.sleep(HELD_UP_S)  # noqa: ASYNC251 - the loop is meant to stand still
         payload = bytearray(payload_bytes)
         await connection.receive_payload([memoryview(payload)])
         await connection.send(header, [payload])

@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from common.config import TransferConfig
+from common.device_blocks import DeviceBlocks
 from common.engine import Engine, Reservation
 from common.messages import DecodeTarget, Generate, Handover, Sampling
 from common.sequence import Sequence as Request
@@ -136,6 +137,19 @@ async def test_blocks_that_change_on_their_way_are_fenced(
         assert outcome.error is not None and outcome.error.message == "transfer refused: checksum"
     assert pair.receiver.counters.num_fenced["checksum"] == 1
     assert pair.target.load().num_free_blocks == 64
+
+
+@needs_ucx
+async def test_blocks_whose_checksum_fails_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: DeviceBlocks) -> bytes:
+        raise OSError("the device is gone")
+
+    monkeypatch.setattr(DeviceBlocks, "checksum", fail)
+    pair = Pair(DEVICE, HOST)
+    async with listening(pair, "ucx") as address:
+        outcome = await pair.hand_over(address, prompt(30))
+        assert outcome.error is not None and "the device is gone" in outcome.error.message
+    assert pair.source.load().num_free_blocks == pair.target.load().num_free_blocks == 64
 
 
 @needs_ucx

@@ -638,6 +638,19 @@ class Halting:
         await self._connection.close()
 
 
+async def test_a_payload_that_never_ends_is_given_up() -> None:
+    pair = Pair(config=replace(CONFIG, stall_timeout_s=0.3))
+
+    async def serve(connection: transport.Connection) -> None:
+        await pair.receiver.serve(Halting(connection))
+
+    async with running(pair, serve):
+        pair.send_all(*pair.p.prompt("a", 16, pair.target))
+        outcome = await pair.outcome()
+        assert outcome.error is not None and outcome.error.code == "peer_lost"
+        await until(lambda: len(pair.d.free) == pair.d.num_blocks)
+
+
 async def test_blocks_of_a_transfer_given_up_in_mid_payload_go_to_the_next_in_the_queue() -> None:
     pair = Pair(decode_blocks=4)
     connected: asyncio.Future[Halting] = asyncio.get_running_loop().create_future()

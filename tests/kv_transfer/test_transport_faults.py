@@ -103,6 +103,15 @@ async def test_a_peer_that_stopped_running_is_taken_for_dead(
         process.send_signal(signal.SIGCONT)
 
 
+async def test_a_peer_held_up_until_we_have_left_does_not_wait_for_our_payload(address: str) -> None:
+    """The process ends by itself: its connection has ended and it has no other."""
+    async with asyncio.timeout(TIMEOUT_S), connected("connect", address) as (connection, process):
+        await connection.send(b"hold up", [bytes(4 << 20)])
+        with pytest.raises(ConnectionError, match="silent"):
+            await connection.receive()
+        await process.wait()
+
+
 @pytest.mark.parametrize("by_death", [True, False])
 async def test_a_buffer_is_left_alone_once_receiving_into_it_has_ended(address: str, by_death: bool) -> None:
     async with asyncio.timeout(TIMEOUT_S), connected("listen", address) as (connection, process):

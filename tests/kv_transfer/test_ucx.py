@@ -69,6 +69,7 @@ async def test_a_peer_whose_ucx_does_not_fit_is_refused_by_name(
         b"\x00\x00\x02\x00\x00\x00\x01",
         b"\x00\x00\x01\x00\x00\x00\x00",
         b"\x00\x00\x01\xff\xff\xff\xff",
+        b"\x01\x00\x00",
     ],
 )
 async def test_impossible_sizes_of_pieces_end_the_connection(content: bytes) -> None:
