@@ -55,6 +55,9 @@ class InprocWire:
             scatter(payload, [copied], copying(digest))
             self._other.call([copied, head()] if copied else [head()])
 
+    def read(self) -> None:
+        """Nothing waits here."""
+
     def close(self) -> None:
         self._connection = self._other = None
 

@@ -65,6 +65,10 @@ class Wire(Protocol):
         ``ConnectionError``."""
         ...
 
+    def read(self) -> None:
+        """Deliver what has come already."""
+        ...
+
     def close(self) -> None:
         """Drop the peer once what was posted is out. Called once."""
         ...
@@ -207,6 +211,11 @@ class MailboxConnection:
             self.lose(body.decode(errors="replace"))
         elif kind != Kind.PING:
             self.refuse(f"a message of kind {kind} and {len(body)} bytes is not of this protocol")
+
+    def read(self) -> None:
+        """Take notice of what has come, at once."""
+        if self._lost is None:
+            self._wire.read()
 
     def lose(self, reason: str) -> None:
         """The peer is gone: nothing more will come from it. What has come can still be read."""

@@ -249,10 +249,10 @@ class UcxConnection:
             raise ValueError(
                 f"buffers of {size_of(into)} bytes for a payload of {self._current.payload_bytes} bytes"
             )
-        places, is_guarded = list(fit(self._current.piece_sizes, into)), self._current.is_guarded
-        digest = digest_for(self._current.payload_bytes) if is_guarded else None
+        payload_bytes, sizes, is_guarded = self._begin()
+        places = list(fit(sizes, into))
+        digest = digest_for(payload_bytes) if is_guarded else None
         told = memoryview(bytearray(HASH_BYTES if is_guarded else 0))
-        await self._begin()
         landings = [place.landing for place in places] + [told] * is_guarded
         operations = [self._endpoint.receive(landing, self._receive_tag) for landing in landings]
 
@@ -270,24 +270,16 @@ class UcxConnection:
     async def receive_tensors(self, into: Sequence[Tensor]) -> None:
         if self._current.sizes != [tensor.nbytes for tensor in into]:
             self._inner.refuse("blocks in pieces that are no blocks")
-        await self._begin()
+        self._begin()
         await self._finish([self._endpoint.receive(tensor, self._receive_tag) for tensor in into])
 
-    async def _begin(self) -> None:
-        """To be called before the current payload is fetched."""
-        self._current = NOTHING
-        try:
-            await self._hear()
-        except asyncio.CancelledError:
-            self._inner.end("a transfer was cancelled here", "the peer cancelled a transfer")
-            raise
+    def _begin(self) -> Announced:
+        """What is to be fetched now. The peer may have left while this process was held up: what it said last
+        is read first, for nothing ends the fetching of what a peer no longer offers."""
+        announced, self._current = self._current, NOTHING
+        self._inner.read()
         self._inner.check_alive()
-
-    async def _hear(self) -> None:
-        """Read what the peer said last. It may have left while this process was held up: nothing ends the
-        fetching of what a peer no longer offers."""
-        for _ in range(2):  # in the first turn its socket may be behind us
-            await asyncio.sleep(0)
+        return announced
 
     async def close(self) -> None:
         try:
@@ -303,15 +295,12 @@ class UcxConnection:
 
     async def _skip(self) -> None:
         """Fetch a payload that nobody wants. Cancelled, it goes on with the next call."""
-        if not self._current.sizes and not self._skipped:
-            self._current = NOTHING
-            return
-        await self._hear()
-        sizes, self._current = self._current.sizes, NOTHING
-        if sizes:
-            self._inner.check_alive()
+        if sizes := self._current.sizes:
+            self._begin()
             nowhere = memoryview(bytearray(max(sizes)))
             self._skipped = [self._endpoint.receive(nowhere[:size], self._receive_tag) for size in sizes]
+        if not self._skipped:
+            return
         await asyncio.wait([operation.done for operation in self._skipped])
         if any(operation.done.exception() is not None for operation in self._skipped):
             self._inner.refuse("UCX has failed")

@@ -113,6 +113,9 @@ class Dealer:
             self._socket.read()  # why, if the peer has said so
             raise ConnectionResetError("the peer is gone") from error
 
+    def read(self) -> None:
+        self._socket.read()
+
     def close(self) -> None:
         if not self._connection.was_open:
             self._socket.raw.linger = 0  # there is nobody to take it
@@ -169,6 +172,9 @@ class Route:
             parts = [place, parts[2]]
         self.connection.deliver(parts)
 
+    def read(self) -> None:
+        self._listener.read()
+
     def close(self) -> None:
         self._ring = None  # its memory goes when the last payload in it was read
         self._listener.forget(self._routing_id, self._descriptor)
@@ -213,6 +219,9 @@ class RouterListener:
             self._socket.post(chain([routing_id], frames_of(payload, digest)), head)
         except zmq.ZMQError as error:
             raise ConnectionResetError("the peer is gone") from error
+
+    def read(self) -> None:
+        self._socket.read()
 
     def forget(self, routing_id: bytes, descriptor: int) -> None:
         del self._routes[routing_id]
