@@ -251,7 +251,7 @@ void *scratch(int slot, size_t bytes)
 {
     struct memory *memory = memory_of_thread();
     if (memory->bytes[slot] < bytes) {
-        size_t wanted = bytes + bytes / 2, page = wanted >= LARGE_PAGE ? LARGE_PAGE : 4096;
+        size_t wanted = bytes + bytes / 2, page = wanted >= LARGE_PAGE / 4 ? LARGE_PAGE : 4096;
         size_t rounded = (wanted + page - 1) & ~(page - 1);
         free(memory->data[slot]);
         if (posix_memalign(&memory->data[slot], page, rounded) != 0)
