@@ -4,7 +4,8 @@
  * are rows, and the softmax needs no sums across lanes. Weights are rounded to bf16 before they meet the values, as the
  * values are. One shape serves any number of rows: a row is a column of its score tile and a row of its output tile. */
 
-enum { TILES_AT_ONCE = 4 }; /* of 16 rows each, for which keys and values are read once */
+enum { TILES_AT_ONCE = 16 }; /* of 16 rows each, for which keys and values are read once */
+#define HEADROOM 8.0f /* scores may exceed what weights are relative to by as many powers of two */
 
 struct rows16 {
     uint16_t *q;       /* [dims / 32][16 pairs of dims][16 rows][2] */
@@ -96,13 +97,42 @@ INLINE void fetch_keys(const struct job_of_head *job, const struct head_tiles *h
             _mm512_storeu_si512(h->keys + p * h->dims + d, load_cached_dims(chunk->keys[p], d, job->a->head_dim, dtype));
 }
 
+/* Asks for what will be read next, a few positions at a time between computing: blocks lie anywhere, so that the
+ * processor cannot foresee it, and it holds only so many requests. */
+struct positions_ahead {
+    struct chunk chunk;
+    int next;          /* of the chunk's positions; from its count on there is nothing to ask for */
+    int64_t bytes;     /* of a position's keys */
+    size_t values;     /* from keys to values, in bytes */
+};
+
+INLINE void fetch_positions(struct positions_ahead *ahead, int count)
+{
+    for (int end = ahead->next + count; ahead->next < end && ahead->next < ahead->chunk.count; ahead->next++)
+        for (int64_t byte = 0; byte < ahead->bytes; byte += 64) {
+            const char *key = (const char *)ahead->chunk.keys[ahead->next] + byte;
+            _mm_prefetch(key, _MM_HINT_T1);
+            _mm_prefetch(key + ahead->values, _MM_HINT_T1);
+        }
+}
+
+INLINE void expect_chunk(const struct job_of_head *job, struct positions_ahead *ahead, int64_t start, int64_t last,
+                         enum dtype dtype)
+{
+    ahead->chunk = locate(job, start, last, dtype);
+    ahead->next = 0;
+    ahead->bytes = row_width(job->a->head_dim, dtype) * (int64_t)dtype_bytes(dtype);
+    ahead->values = keys_to_values(job->a) * dtype_bytes(dtype);
+}
+
 /* Values of two positions side by side, dimension by dimension; zeros where there is no position. Within each 32
  * dimensions they come in the order that the processor's unpacking gives: 0-3, 8-11, 16-19, 24-27, then the others. */
 INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles *h, const struct chunk *chunk,
-                         enum dtype dtype)
+                         struct positions_ahead *ahead, enum dtype dtype)
 {
     const struct attention *a = job->a;
     for (int p = 0; p < CHUNK; p += 2) {
+        fetch_positions(ahead, 1);
         const void *even = p < chunk->count ? at(chunk->keys[p], keys_to_values(a), dtype) : NULL;
         const void *odd = p + 1 < chunk->count ? at(chunk->keys[p + 1], keys_to_values(a), dtype) : NULL;
         for (long d = 0; d < h->dims; d += 32) {
@@ -113,18 +143,6 @@ INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles 
             _mm512_store_si512(to + 32, _mm512_unpackhi_epi16(x, y));
         }
     }
-}
-
-/* Asks for what will be read next: blocks lie anywhere, so that the processor cannot foresee it. */
-INLINE void fetch_ahead_rows16(const struct job_of_head *job, const struct chunk *chunk, enum dtype dtype)
-{
-    int64_t bytes = row_width(job->a->head_dim, dtype) * (int64_t)dtype_bytes(dtype);
-    size_t values = keys_to_values(job->a) * dtype_bytes(dtype);
-    for (int p = 0; p < chunk->count; p++)
-        for (int64_t byte = 0; byte < bytes; byte += 64) {
-            _mm_prefetch((const char *)chunk->keys[p] + byte, _MM_HINT_T1);
-            _mm_prefetch((const char *)chunk->keys[p] + values + byte, _MM_HINT_T1);
-        }
 }
 
 /* scores[CHUNK][16 rows], as far as there are positions, in whole tiles; of tiles of keys beyond them the first is read. */
@@ -195,7 +213,10 @@ static void rescale_rows16(const struct head_tiles *h, struct rows16 *tile, vf f
             vstore(tile->out + r * h->dims + d, vmul(vload(tile->out + r * h->dims + d), vset(factors[r])));
 }
 
-static void weigh_rows16(const struct attention *a, const struct head_tiles *h, struct rows16 *tile)
+/* Weights are relative to the highest score of some chunk before, as long as that is high enough: each row's own affair,
+ * and rescaling what was summed becomes rare. */
+static void weigh_rows16(const struct attention *a, const struct head_tiles *h, struct rows16 *tile,
+                         struct positions_ahead *ahead)
 {
     vf before = vload(tile->highest), scale = vset(query_scale(a)), sums[4], highest[4];
     UNROLL for (int i = 0; i < 4; i++)
@@ -204,11 +225,14 @@ static void weigh_rows16(const struct attention *a, const struct head_tiles *h, 
         UNROLL for (int i = 0; i < 4; i++)
             highest[i] = vmax(highest[i], vload(h->scores + (p + i) * 16));
     vf now = vmax(vmax(highest[0], highest[1]), vmax(highest[2], highest[3]));
+    now = vselect_less(vset(HEADROOM), vmul(vsub(now, before), scale), now, before);
     UNROLL for (int i = 0; i < 4; i++)
         sums[i] = vset(0);
     vf shift = vmul(vsub(vset(0), now), scale);
-    for (int p = 0; p < CHUNK; p += 32)
+    for (int p = 0; p < CHUNK; p += 32) {
         weigh_half(h, p, scale, shift, sums);
+        fetch_positions(ahead, 8);
+    }
     vf factor = vexp2_coarse(vmul(vsub(before, now), scale));
     rescale_rows16(h, tile, factor);
     vstore(tile->highest, now);
@@ -238,12 +262,13 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile)
 }
 
 static void attend_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile,
-                          const struct chunk *chunk)
+                          const struct chunk *chunk, struct positions_ahead *ahead)
 {
     score_rows16(job, h, tile, chunk);
+    fetch_positions(ahead, 16);
     if (chunk->start + CHUNK - 1 > tile->first_position || chunk->start < lowest_position(job, tile->last_position))
         mask_rows16(h, tile, chunk->start);
-    weigh_rows16(job->a, h, tile);
+    weigh_rows16(job->a, h, tile, ahead);
     gather_rows16(h, tile);
 }
 
@@ -297,29 +322,27 @@ INLINE bool waits_for_memory(const struct job_of_head *job)
 
 static void fetch_first_chunk(const struct job_of_head *job)
 {
-    enum dtype dtype = (enum dtype)job->a->cache_dtype;
+    struct positions_ahead ahead;
     int64_t last = position_of(job, job->first_row + job->num_rows - 1);
-    struct chunk chunk = locate(job, first_chunk(job), last, dtype);
-    fetch_ahead_rows16(job, &chunk, dtype);
+    expect_chunk(job, &ahead, first_chunk(job), last, (enum dtype)job->a->cache_dtype);
+    fetch_positions(&ahead, CHUNK);
 }
 
 INLINE void attend_chunks(const struct job_of_head *job, struct head_tiles *h, enum dtype dtype)
 {
     int64_t last = h->tiles[h->num_tiles - 1].last_position;
-    int64_t start = first_chunk(job);
-    struct chunk next = locate(job, start, last, dtype);
-    for (; start <= last; start += CHUNK) {
-        struct chunk chunk = next;
-        if (start + CHUNK <= last)
-            next = locate(job, start + CHUNK, last, dtype);
-        if (start + CHUNK <= last && waits_for_memory(job))
-            fetch_ahead_rows16(job, &next, dtype);
+    bool waits = waits_for_memory(job);
+    struct positions_ahead ahead = {.chunk.count = 0};
+    for (int64_t start = first_chunk(job); start <= last; start += CHUNK) {
+        struct chunk chunk = locate(job, start, last, dtype);
+        if (waits && start + CHUNK <= last)
+            expect_chunk(job, &ahead, start + CHUNK, last, dtype);
         if (!h->in_place)
             fetch_keys(job, h, &chunk, dtype);
-        fetch_values(job, h, &chunk, dtype);
+        fetch_values(job, h, &chunk, &ahead, dtype);
         for (int i = 0; i < h->num_tiles; i++)
             if (start <= h->tiles[i].last_position)
-                attend_rows16(job, h, &h->tiles[i], &chunk);
+                attend_rows16(job, h, &h->tiles[i], &chunk, &ahead);
     }
 }
 

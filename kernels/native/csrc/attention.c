@@ -485,10 +485,13 @@ INLINE bool uses_tiles(const struct attention *a)
 #endif
 }
 
-/* Rows of one sequence and key/value head that are computed together. */
+/* Rows of one sequence and key/value head that are computed together: the more, the less often keys and values are read,
+ * but threads should end at about the same time. */
 INLINE int64_t rows_at_once(const struct attention *a, int64_t num_rows)
 {
-    return uses_tiles(a) ? 64 : num_rows <= MAX_FEW_ROWS ? MAX_FEW_ROWS : TILE_ROWS;
+    if (uses_tiles(a))
+        return num_rows <= 512 ? 64 : num_rows <= 2048 ? 128 : 256;
+    return num_rows <= MAX_FEW_ROWS ? MAX_FEW_ROWS : TILE_ROWS;
 }
 
 static int64_t rows_of(const struct attention *a, int64_t sequence)
