@@ -7,9 +7,11 @@
  *
  * The residual stream is kept in float32, which costs nothing here and loses less than rounding it after each layer;
  * all else is in the model's type. */
+#include <stdbool.h>
+
 #include "baton.h"
 
-enum { MOST_ROWS = 256, FEWEST_ROWS = 96 }; /* of a block: they fit a core's cache; they pay for reading weights */
+enum { MOST_ROWS = 288, FEWEST_ROWS = 64 }; /* of a block: they fit a core's cache; they pay for reading weights */
 
 struct buffers {
     struct rows residual;         /* [T, hidden] float32 */
@@ -153,12 +155,14 @@ static void pass_block(void *context, int64_t index)
     }
 }
 
-/* As many blocks for every thread, about equally high. */
+/* As many blocks for every thread, about equally high: in whole tiles, so that the last one may be lower. Where threads
+ * would wait for each other too long, or the blocks were too low, one. */
 static int64_t rows_per_block(int64_t num_tokens)
 {
     int64_t threads = num_threads(), rounds = (num_tokens + threads * MOST_ROWS - 1) / (threads * MOST_ROWS);
-    int64_t rows = (num_tokens + rounds * threads - 1) / (rounds * threads);
-    return rows < FEWEST_ROWS ? num_tokens : (rows + 31) / 32 * 32;
+    int64_t rows = (num_tokens + rounds * threads - 1) / (rounds * threads), whole = (rows + 31) / 32 * 32;
+    bool even = whole * rounds * threads - num_tokens <= num_tokens / 8;
+    return rows >= FEWEST_ROWS && even ? whole : num_tokens;
 }
 
 /* Keys and values go to the caches, hidden states to s->out. */

@@ -2,7 +2,8 @@
  *
  * A job is a counter that every thread draws from. Workers look for the next job for some ten microseconds (the operations
  * of one step follow each other closely) and then sleep on a futex. A second caller that finds the pool taken computes
- * its job alone: several engines in one process stay correct, and are meant to have pools of their own, in processes. */
+ * its job alone: several engines in one process stay correct, and are meant to have pools of their own, in processes. So
+ * does the body of a job with what it calls: who has rows of its own shares them with nobody. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
