@@ -410,6 +410,19 @@ def test_attention_of_a_token_does_not_depend_on_chunks_batch_or_blocks(
             assert same_bits(moved.attend([(s, 0, n)], window), whole[s])
 
 
+@pytest.mark.parametrize("steepness", [3.0, 20.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_keeps_up_with_scores_that_grow_by_any_factor(
+    isa: str, dtype: torch.dtype, steepness: float
+) -> None:
+    context = Context(6, [700], heads=6, groups=2, dtype=dtype)
+    context.q = [(q * steepness * torch.linspace(0.1, 1, len(q))[:, None, None]).to(dtype) for q in context.q]
+    whole = context.attend([(0, 0, 700)])
+    close(whole, context.expect([(0, 0, 700)]), 2 * TOLERANCE[dtype])
+    for at in range(0, 700, 23):
+        assert same_bits(context.attend([(0, at, 1)]), whole[at : at + 1]), at
+
+
 def test_attention_shows_keys_that_are_no_numbers(isa: str) -> None:
     context = Context(2, [40, 40])
     blocks = context.tables[0].long()

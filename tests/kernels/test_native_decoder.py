@@ -14,7 +14,7 @@ from tests.kernels.test_native import REASON, isa, random, same_bits  # noqa: F4
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 HIDDEN, WIDE, HEADS, GROUPS, HEAD_DIM, VOCABULARY, BLOCK, EPS = 96, 160, 6, 2, 32, 50, 16, 1e-5
-NUM_BLOCKS = 40
+NUM_BLOCKS = 50
 
 
 class Net:
@@ -33,7 +33,7 @@ class Net:
         qkv_rows = (HEADS + 2 * GROUPS) * HEAD_DIM
         shapes = ((qkv_rows, HIDDEN), (HIDDEN, HEADS * HEAD_DIM), (2 * wide, HIDDEN), (HIDDEN, wide))
         self.embedding = random(g, VOCABULARY, HIDDEN).to(dtype)
-        angles = random(g, 600, HEAD_DIM // 2)
+        angles = random(g, 800, HEAD_DIM // 2)
         self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
         self.plain, packed = [], []
         for window in (0, 40):
@@ -62,14 +62,16 @@ def batch(parts: list[tuple[int, int, int]]) -> AttentionBatch:
     counts = torch.tensor([0] + [count for _, _, count in parts])
     positions = torch.cat([torch.arange(start, start + count) for _, start, count in parts])
     slots = torch.cat([torch.arange(start, start + count) + block * BLOCK for block, start, count in parts])
+    longest = max(start + count for _, start, count in parts)
+    width = max(8, -(-longest // BLOCK))
     return AttentionBatch(
         query_starts=counts.cumsum(0).int(),
         context_lens=torch.tensor([start + count for _, start, count in parts], dtype=torch.int32),
-        block_tables=torch.tensor([range(block, block + 8) for block, _, _ in parts], dtype=torch.int32),
+        block_tables=torch.tensor([range(block, block + width) for block, _, _ in parts], dtype=torch.int32),
         slots=slots,
         positions=positions,
         max_query_len=int(counts.max()),
-        max_context_len=max(start + count for _, start, count in parts),
+        max_context_len=longest,
     )
 
 
@@ -171,3 +173,27 @@ def test_a_sequence_is_the_same_bits_in_any_company_and_in_chunks_of_any_size(
     rest = torch.cat([token_ids[50:], others[:1]])
     step = batch([(1, 50, 60), (20, 90, 1)])
     assert same_bits(net.forward(rest, step, net.caches)[:60], whole[50:])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int4")], ids=str
+)
+def test_a_long_step_is_the_same_bits_however_threads_share_its_rows(
+    isa: str,  # noqa: F811
+    dtype: torch.dtype,
+    kind: Quantization | None,
+    threads: None,
+) -> None:
+    net = Net(dtype, kind)
+    token_ids, step = tokens(720, 4), batch([(1, 0, 720)])
+    whole = net.forward(token_ids, step, net.caches)  # one thread: several blocks of rows, one by one
+    caches = net.caches
+    for count in (2, 3):
+        net.caches = net.new_caches()
+        native.set_num_threads(count)
+        assert same_bits(net.forward(token_ids, step, net.caches), whole)
+        assert all(same_bits(a[1:46], b[1:46]) for a, b in zip(net.caches, caches, strict=True))
+    net.caches = net.new_caches()
+    for start in range(0, 720, 90):  # one block each
+        part = net.forward(token_ids[start : start + 90], batch([(1, start, 90)]), net.caches)
+        assert same_bits(part, whole[start : start + 90]), start

@@ -4,7 +4,8 @@
  * are rows, and the softmax needs no sums across lanes. Weights are rounded to bf16 before they meet the values, as the
  * values are. One shape serves any number of rows: a row is a column of its score tile and a row of its output tile. */
 
-enum { TILES_AT_ONCE = 4 }; /* of 16 rows each, for which keys and values are read once */
+enum { TILES_AT_ONCE = 16, FEW_ROWS = 4 }; /* tiles of 16 rows, for which keys and values are read once */
+#define HEADROOM 8.0f /* scores may exceed what weights are relative to by as many powers of two */
 
 struct rows16 {
     uint16_t *q;       /* [dims / 32][16 pairs of dims][16 rows][2] */
@@ -96,13 +97,42 @@ INLINE void fetch_keys(const struct job_of_head *job, const struct head_tiles *h
             _mm512_storeu_si512(h->keys + p * h->dims + d, load_cached_dims(chunk->keys[p], d, job->a->head_dim, dtype));
 }
 
+/* Asks for what will be read next, a few positions at a time between computing: blocks lie anywhere, so that the
+ * processor cannot foresee it, and it holds only so many requests. */
+struct positions_ahead {
+    struct chunk chunk;
+    int next;          /* of the chunk's positions; from its count on there is nothing to ask for */
+    int64_t bytes;     /* of a position's keys */
+    size_t values;     /* from keys to values, in bytes */
+};
+
+INLINE void fetch_positions(struct positions_ahead *ahead, int count)
+{
+    for (int end = ahead->next + count; ahead->next < end && ahead->next < ahead->chunk.count; ahead->next++)
+        for (int64_t byte = 0; byte < ahead->bytes; byte += 64) {
+            const char *key = (const char *)ahead->chunk.keys[ahead->next] + byte;
+            _mm_prefetch(key, _MM_HINT_T1);
+            _mm_prefetch(key + ahead->values, _MM_HINT_T1);
+        }
+}
+
+INLINE void expect_chunk(const struct job_of_head *job, struct positions_ahead *ahead, int64_t start, int64_t last,
+                         enum dtype dtype)
+{
+    ahead->chunk = locate(job, start, last, dtype);
+    ahead->next = 0;
+    ahead->bytes = row_width(job->a->head_dim, dtype) * (int64_t)dtype_bytes(dtype);
+    ahead->values = keys_to_values(job->a) * dtype_bytes(dtype);
+}
+
 /* Values of two positions side by side, dimension by dimension; zeros where there is no position. Within each 32
  * dimensions they come in the order that the processor's unpacking gives: 0-3, 8-11, 16-19, 24-27, then the others. */
 INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles *h, const struct chunk *chunk,
-                         enum dtype dtype)
+                         struct positions_ahead *ahead, enum dtype dtype)
 {
     const struct attention *a = job->a;
     for (int p = 0; p < CHUNK; p += 2) {
+        fetch_positions(ahead, 1);
         const void *even = p < chunk->count ? at(chunk->keys[p], keys_to_values(a), dtype) : NULL;
         const void *odd = p + 1 < chunk->count ? at(chunk->keys[p + 1], keys_to_values(a), dtype) : NULL;
         for (long d = 0; d < h->dims; d += 32) {
@@ -113,18 +143,6 @@ INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles 
             _mm512_store_si512(to + 32, _mm512_unpackhi_epi16(x, y));
         }
     }
-}
-
-/* Asks for what will be read next: blocks lie anywhere, so that the processor cannot foresee it. */
-INLINE void fetch_ahead_rows16(const struct job_of_head *job, const struct chunk *chunk, enum dtype dtype)
-{
-    int64_t bytes = row_width(job->a->head_dim, dtype) * (int64_t)dtype_bytes(dtype);
-    size_t values = keys_to_values(job->a) * dtype_bytes(dtype);
-    for (int p = 0; p < chunk->count; p++)
-        for (int64_t byte = 0; byte < bytes; byte += 64) {
-            _mm_prefetch((const char *)chunk->keys[p] + byte, _MM_HINT_T1);
-            _mm_prefetch((const char *)chunk->keys[p] + values + byte, _MM_HINT_T1);
-        }
 }
 
 /* scores[CHUNK][16 rows], as far as there are positions, in whole tiles; of tiles of keys beyond them the first is read. */
@@ -184,15 +202,22 @@ INLINE void weigh_half(const struct head_tiles *h, int p, vf scale, vf shift, vf
         _mm512_storeu_ps(h->weights + i * CHUNK + p, r[i]);
 }
 
-static void rescale_rows16(const struct head_tiles *h, struct rows16 *tile, vf factor)
+static void rescale_rows16(const struct head_tiles *h, struct rows16 *tile, vf factor, int num_rows)
 {
     float factors[16];
     vstore(factors, factor);
     if (_mm512_cmp_ps_mask(factor, vset(1.0f), _CMP_NEQ_UQ) == 0)
         return; /* a product with one changes no bit */
-    for (int r = 0; r < 16; r++)
+    for (int r = 0; r < num_rows; r++)
         for (long d = 0; d < h->dims; d += W)
             vstore(tile->out + r * h->dims + d, vmul(vload(tile->out + r * h->dims + d), vset(factors[r])));
+}
+
+/* Weights are relative to the highest score of some chunk before, as long as that is high enough: each row's own affair,
+ * and rescaling what was summed becomes rare. */
+INLINE vf reference(vf before, vf highest, vf scale)
+{
+    return vselect_less(vset(HEADROOM), vmul(vsub(highest, before), scale), highest, before);
 }
 
 static void weigh_rows16(const struct attention *a, const struct head_tiles *h, struct rows16 *tile)
@@ -203,16 +228,82 @@ static void weigh_rows16(const struct attention *a, const struct head_tiles *h, 
     for (int p = 0; p < CHUNK; p += 4)
         UNROLL for (int i = 0; i < 4; i++)
             highest[i] = vmax(highest[i], vload(h->scores + (p + i) * 16));
-    vf now = vmax(vmax(highest[0], highest[1]), vmax(highest[2], highest[3]));
+    vf now = reference(before, vmax(vmax(highest[0], highest[1]), vmax(highest[2], highest[3])), scale);
     UNROLL for (int i = 0; i < 4; i++)
         sums[i] = vset(0);
     vf shift = vmul(vsub(vset(0), now), scale);
     for (int p = 0; p < CHUNK; p += 32)
         weigh_half(h, p, scale, shift, sums);
     vf factor = vexp2_coarse(vmul(vsub(before, now), scale));
-    rescale_rows16(h, tile, factor);
+    rescale_rows16(h, tile, factor, 16);
     vstore(tile->highest, now);
     vstore(tile->sum, vfma(vload(tile->sum), factor, vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3]))));
+}
+
+/* ---- at most four rows ----
+ *
+ * As above, number by number, but with four positions by four rows in a vector: a quarter of the vectors. */
+
+#define QUARTERS(x, order) _mm512_shuffle_f32x4(x, x, order)
+
+INLINE vf load_4positions(const float *scores)
+{
+    vf x = _mm512_castps128_ps512(_mm_load_ps(scores));
+    x = _mm512_mask_broadcast_f32x4(x, 0x00f0, _mm_load_ps(scores + 16));
+    x = _mm512_mask_broadcast_f32x4(x, 0x0f00, _mm_load_ps(scores + 32));
+    return _mm512_mask_broadcast_f32x4(x, 0xf000, _mm_load_ps(scores + 48));
+}
+
+/* Weights of 16 positions, four to a vector, to one vector for each of the rows; position 4 j + c comes as number 4 c + j. */
+INLINE void transpose_4rows(const vf w[4], __m512i rows[4])
+{
+    __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(w[0], w[1])), b = _mm512_castps_pd(_mm512_unpackhi_ps(w[0], w[1]));
+    __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(w[2], w[3])), d = _mm512_castps_pd(_mm512_unpackhi_ps(w[2], w[3]));
+    rows[0] = _mm512_castpd_si512(_mm512_unpacklo_pd(a, c));
+    rows[1] = _mm512_castpd_si512(_mm512_unpackhi_pd(a, c));
+    rows[2] = _mm512_castpd_si512(_mm512_unpacklo_pd(b, d));
+    rows[3] = _mm512_castpd_si512(_mm512_unpackhi_pd(b, d));
+}
+
+INLINE void store_4rows(const struct head_tiles *h, const vf weights[CHUNK / 4])
+{
+    uint16_t order[32]; /* the upper halves of two vectors' numbers, by position */
+    UNROLL for (int p = 0; p < 32; p++)
+        order[p] = (uint16_t)(p / 16 * 32 + (p % 4 * 4 + p % 16 / 4) * 2 + 1);
+    const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_loadu_si512(order);
+    UNROLL for (int p = 0; p < CHUNK; p += 32) {
+        __m512i first[4], second[4];
+        transpose_4rows(weights + p / 4, first);
+        transpose_4rows(weights + p / 4 + 4, second);
+        UNROLL for (int r = 0; r < 4; r++) {
+            __m512i x = _mm512_add_epi32(first[r], half), y = _mm512_add_epi32(second[r], half);
+            _mm512_storeu_si512(h->weights + r * CHUNK + p, _mm512_permutex2var_epi16(x, upper, y));
+        }
+    }
+}
+
+static void weigh_4rows(const struct attention *a, const struct head_tiles *h, struct rows16 *tile)
+{
+    vf scale = vset(query_scale(a)), sums = vset(0), w[CHUNK / 4];
+    vf before = _mm512_broadcast_f32x4(_mm_loadu_ps(tile->highest)), highest = before;
+    UNROLL for (int i = 0; i < CHUNK / 4; i++) {
+        w[i] = load_4positions(h->scores + i * 64);
+        highest = vmax(highest, w[i]);
+    }
+    highest = vmax(highest, QUARTERS(highest, 0x4e));
+    vf now = reference(before, vmax(highest, QUARTERS(highest, 0xb1)), scale);
+    vf shift = vmul(vsub(vset(0), now), scale);
+    UNROLL for (int i = 0; i < CHUNK / 4; i++) {
+        w[i] = vexp2_coarse(vfma(w[i], scale, shift));
+        sums = vadd(sums, w[i]);
+    }
+    store_4rows(h, w);
+    vf factor = vexp2_coarse(vmul(vsub(before, now), scale));
+    rescale_rows16(h, tile, factor, 4);
+    sums = vadd(sums, QUARTERS(sums, 0xb1));
+    sums = vfma(_mm512_broadcast_f32x4(_mm_loadu_ps(tile->sum)), factor, vadd(sums, QUARTERS(sums, 0x4e)));
+    _mm_storeu_ps(tile->highest, _mm512_castps512_ps128(now));
+    _mm_storeu_ps(tile->sum, _mm512_castps512_ps128(sums));
 }
 
 static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile)
@@ -238,12 +329,17 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile)
 }
 
 static void attend_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile,
-                          const struct chunk *chunk)
+                          const struct chunk *chunk, struct positions_ahead *ahead)
 {
     score_rows16(job, h, tile, chunk);
+    fetch_positions(ahead, 12);
     if (chunk->start + CHUNK - 1 > tile->first_position || chunk->start < lowest_position(job, tile->last_position))
         mask_rows16(h, tile, chunk->start);
-    weigh_rows16(job->a, h, tile);
+    if (job->num_rows <= FEW_ROWS)
+        weigh_4rows(job->a, h, tile);
+    else
+        weigh_rows16(job->a, h, tile);
+    fetch_positions(ahead, 12);
     gather_rows16(h, tile);
 }
 
@@ -295,45 +391,42 @@ INLINE bool waits_for_memory(const struct job_of_head *job)
     return job->num_rows <= 16;
 }
 
-static void fetch_first_chunk(const struct job_of_head *job)
-{
-    enum dtype dtype = (enum dtype)job->a->cache_dtype;
-    int64_t last = position_of(job, job->first_row + job->num_rows - 1);
-    struct chunk chunk = locate(job, first_chunk(job), last, dtype);
-    fetch_ahead_rows16(job, &chunk, dtype);
-}
-
-INLINE void attend_chunks(const struct job_of_head *job, struct head_tiles *h, enum dtype dtype)
+/* While the last chunk is computed, the first one of `next` is asked for, if there is one. */
+INLINE void attend_chunks(const struct job_of_head *job, const struct job_of_head *next, struct head_tiles *h,
+                          enum dtype dtype)
 {
     int64_t last = h->tiles[h->num_tiles - 1].last_position;
-    int64_t start = first_chunk(job);
-    struct chunk next = locate(job, start, last, dtype);
-    for (; start <= last; start += CHUNK) {
-        struct chunk chunk = next;
-        if (start + CHUNK <= last)
-            next = locate(job, start + CHUNK, last, dtype);
-        if (start + CHUNK <= last && waits_for_memory(job))
-            fetch_ahead_rows16(job, &next, dtype);
+    bool waits = waits_for_memory(job);
+    for (int64_t start = first_chunk(job); start <= last; start += CHUNK) {
+        struct chunk chunk = locate(job, start, last, dtype);
+        struct positions_ahead ahead = {.next = 0, .chunk.count = 0};
+        if (waits && start + CHUNK <= last)
+            expect_chunk(job, &ahead, start + CHUNK, last, dtype);
+        else if (next != NULL && start + CHUNK > last && waits_for_memory(next))
+            expect_chunk(next, &ahead, first_chunk(next), position_of(next, next->first_row + next->num_rows - 1), dtype);
         if (!h->in_place)
             fetch_keys(job, h, &chunk, dtype);
-        fetch_values(job, h, &chunk, dtype);
+        fetch_values(job, h, &chunk, &ahead, dtype);
         for (int i = 0; i < h->num_tiles; i++)
             if (start <= h->tiles[i].last_position)
-                attend_rows16(job, h, &h->tiles[i], &chunk);
+                attend_rows16(job, h, &h->tiles[i], &chunk, &ahead);
+        fetch_positions(&ahead, CHUNK);
     }
 }
 
-static void attend_tiles(const struct job_of_head *job)
+static void attend_tiles(const struct job_of_head *job, const struct job_of_head *next)
 {
     struct head_tiles h;
     lay_out_head(&h, job->a, job->num_rows);
     for (int i = 0; i < h.num_tiles; i++)
         load_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);
+    if (job->num_rows <= FEW_ROWS)
+        memset(h.weights, 0, sizeof(uint16_t) * 16 * CHUNK); /* of rows that nobody computes */
     configure_tiles(16, 16);
     if (job->a->cache_dtype == I8)
-        attend_chunks(job, &h, I8);
+        attend_chunks(job, next, &h, I8);
     else
-        attend_chunks(job, &h, BF16);
+        attend_chunks(job, next, &h, BF16);
     TILE_RELEASE();
     for (int i = 0; i < h.num_tiles; i++)
         store_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);

@@ -19,10 +19,17 @@ static void configure_tiles(int upper, int lower)
 
 enum { TILE_BYTES = 1024, TILE_INPUTS = 32, FEW_STEPS = 2, SPANS_AHEAD = 2 };
 
+/* Activations, inputs padded with zeros: the caller's rows, or a copy in which every tile lies together. */
+struct activations {
+    const char *data;
+    int64_t row_bytes;  /* rows of a multiple of 16 begin at so many bytes each */
+    int64_t in_tile;    /* from a row to the next within a tile */
+    int64_t step_bytes; /* from a tile to the next along the inputs */
+};
+
 struct tiled {
     const struct linear_job *job;
-    const char *x;     /* [num_rows, x_stride bytes], inputs padded with zeros */
-    int64_t x_stride;
+    struct activations x;
     int64_t steps;     /* tiles along the inputs */
     size_t bytes;      /* of a panel */
     float factor;      /* that puts sums right */
@@ -211,14 +218,21 @@ static void zero_results(void)
 
 /* ---- blocks ---- */
 
-INLINE void add_step(const char *x, int64_t x_stride, struct pair w, int64_t s)
+INLINE const char *rows_from(const struct tiled *t, int64_t row, int64_t step)
 {
+    return t->x.data + row * t->x.row_bytes + step * t->x.step_bytes;
+}
+
+/* Weights stay in the nearest cache while activations pass by. */
+INLINE void add_step(const struct activations *x, const char *upper, struct pair w, int64_t s)
+{
+    const char *lower = upper + 16 * x->row_bytes;
     TILE_LOAD(6, w.first + s * TILE_BYTES, 64);
-    TILE_LOAD(4, x + s * 64, x_stride);
+    TILE_LOAD_PASSING(4, upper, x->in_tile);
     TILE_MULTIPLY(0, 4, 6);
     TILE_LOAD(7, w.second + s * TILE_BYTES, 64);
     TILE_MULTIPLY(1, 4, 7);
-    TILE_LOAD(5, x + 16 * x_stride + s * 64, x_stride);
+    TILE_LOAD_PASSING(5, lower, x->in_tile);
     TILE_MULTIPLY(2, 5, 6);
     TILE_MULTIPLY(3, 5, 7);
 }
@@ -242,11 +256,10 @@ INLINE void fetch_ahead(struct ahead *ahead)
 static void multiply_many(const struct tiled *t, int64_t row, int lower, struct pair w, int64_t panel, int64_t apart,
                           struct ahead *ahead, struct sums *sums)
 {
-    const char *x = t->x + row * t->x_stride;
     int rows_per_step = (int)((31 + t->steps) / t->steps);
     zero_results();
     for (int64_t s = 0; s < t->steps; s++) {
-        add_step(x, t->x_stride, w, s);
+        add_step(&t->x, rows_from(t, row, s), w, s);
         fetch_ahead(ahead);
         store_some(t, sums, rows_per_step);
     }
@@ -265,16 +278,16 @@ static void multiply_once(const struct tiled *t, int lower, int64_t panel, int64
         unpack_tiles(panel_of(t, panel), kind, s, FEW_STEPS, buffer[0]);
         unpack_tiles(panel_of(t, panel + apart), kind, s, FEW_STEPS, buffer[1]);
         for (int i = 0; i < FEW_STEPS; i++)
-            add_step(t->x + s * 64, t->x_stride, (struct pair){buffer[0], buffer[1]}, i);
+            add_step(&t->x, rows_from(t, 0, s + i), (struct pair){buffer[0], buffer[1]}, i);
     }
     store_all(t, sums);
     take_all(t, sums, 0, 16 + lower, panel, apart);
 }
 
-INLINE void add_few(const char *x, int64_t x_stride, struct pair w, struct pair v, int64_t steps)
+INLINE void add_few(const struct activations *x, const char *rows, struct pair w, struct pair v, int64_t steps)
 {
     for (int64_t s = 0; s < steps; s++) {
-        TILE_LOAD(4, x + s * 64, x_stride);
+        TILE_LOAD(4, rows + s * x->step_bytes, x->in_tile);
         TILE_LOAD(6, w.first + s * TILE_BYTES, 64);
         TILE_MULTIPLY(0, 4, 6);
         TILE_LOAD(7, w.second + s * TILE_BYTES, 64);
@@ -286,7 +299,7 @@ INLINE void add_few(const char *x, int64_t x_stride, struct pair w, struct pair 
     }
 }
 
-static void add_few_unpacked(const struct tiled *t, const char *x, struct pair w, struct pair v)
+static void add_few_unpacked(const struct tiled *t, int64_t row, struct pair w, struct pair v)
 {
     int kind = t->job->weight->kind;
     char buffer[PANEL_GROUP][FEW_STEPS * TILE_BYTES] __attribute__((aligned(64)));
@@ -295,7 +308,7 @@ static void add_few_unpacked(const struct tiled *t, const char *x, struct pair w
         unpack_tiles(w.second, kind, s, FEW_STEPS, buffer[1]);
         unpack_tiles(v.first, kind, s, FEW_STEPS, buffer[2]);
         unpack_tiles(v.second, kind, s, FEW_STEPS, buffer[3]);
-        add_few(x + s * 64, t->x_stride, (struct pair){buffer[0], buffer[1]}, (struct pair){buffer[2], buffer[3]},
+        add_few(&t->x, rows_from(t, row, s), (struct pair){buffer[0], buffer[1]}, (struct pair){buffer[2], buffer[3]},
                 FEW_STEPS);
     }
 }
@@ -304,15 +317,14 @@ static void add_few_unpacked(const struct tiled *t, const char *x, struct pair w
  * which the memory delivers ahead of time. Quantized weights pass through a buffer that stays in the nearest cache. */
 static void multiply_few(const struct tiled *t, int64_t row, int rows, int64_t panel, int64_t apart, int64_t later)
 {
-    const char *x = t->x + row * t->x_stride;
     struct pair w = {panel_of(t, panel), panel_of(t, panel + apart)};
     struct pair v = {panel_of(t, panel + later), panel_of(t, panel + later + apart)};
     struct sums sums;
     zero_results();
     if (is_quantized(t->job->weight->kind))
-        add_few_unpacked(t, x, w, v);
+        add_few_unpacked(t, row, w, v);
     else
-        add_few(x, t->x_stride, w, v, t->steps);
+        add_few(&t->x, rows_from(t, row, 0), w, v, t->steps);
     expect_rows(t, &sums, row, rows, panel, apart);
     TAKE_16_ROWS(&sums, 0, 0, 1);
     store_all(t, &sums);
@@ -399,7 +411,7 @@ static void tile_panels(void *context, int64_t item)
 
 struct narrow_job {
     const struct linear_job *job;
-    uint16_t *rows;
+    uint16_t *rows; /* [num_rows / 16, padded / TILE_INPUTS, 16, TILE_INPUTS] */
     int64_t padded;
 };
 
@@ -410,11 +422,11 @@ static void narrow_rows(void *context, int64_t item)
     long n = (long)job->weight->num_inputs;
     int64_t end = (item + 1) * ROWS_PER_ITEM;
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
-        uint16_t *to = narrow->rows + row * narrow->padded;
+        uint16_t *to = narrow->rows + row / 16 * 16 * narrow->padded + row % 16 * TILE_INPUTS;
         vf factor = vset(is_quantized(job->weight->kind) ? ACTIVATION_FACTOR : 1.0f);
-        for (long i = 0; i < n; i += W)
-            vstore_bf16(to + i, vmul(load_row(&job->x, row, i, n), factor)); /* the padding is a multiple of W */
-        memset(to + round_up(n, W), 0, (size_t)(narrow->padded - round_up(n, W)) * 2);
+        for (long i = 0; i < narrow->padded; i += W) /* the padding is a multiple of W */
+            vstore_bf16(to + i / TILE_INPUTS * 16 * TILE_INPUTS + i % TILE_INPUTS,
+                        i < n ? vmul(load_row(&job->x, row, i, n), factor) : vset(0));
     }
 }
 
@@ -426,13 +438,12 @@ static void prepare_tiles(struct tiled *t, struct linear_job *job)
     t->bytes = panel_bytes(job->weight->kind, n);
     t->steps = padded / TILE_INPUTS;
     if (!is_quantized(job->weight->kind) && job->x.dtype == BF16 && n == padded) {
-        t->x = job->x.data;
-        t->x_stride = job->x.stride * 2;
+        t->x = (struct activations){job->x.data, job->x.stride * 2, job->x.stride * 2, 2 * TILE_INPUTS};
     } else {
-        struct narrow_job narrow = {job, scratch(SCRATCH_ROWS, (size_t)(job->num_rows * padded) * 2), padded};
+        size_t numbers = (size_t)(round_up(job->num_rows, 16) * padded);
+        struct narrow_job narrow = {job, scratch(SCRATCH_ROWS, numbers * 2), padded};
         parallel(row_items(job->num_rows), narrow_rows, &narrow);
-        t->x = (const char *)narrow.rows;
-        t->x_stride = padded * 2;
+        t->x = (struct activations){(const char *)narrow.rows, padded * 2, 2 * TILE_INPUTS, TILE_BYTES};
     }
 }
 

@@ -485,10 +485,13 @@ INLINE bool uses_tiles(const struct attention *a)
 #endif
 }
 
-/* Rows of one sequence and key/value head that are computed together. */
+/* Rows of one sequence and key/value head that are computed together: the more, the less often keys and values are read,
+ * but threads should end at about the same time. */
 INLINE int64_t rows_at_once(const struct attention *a, int64_t num_rows)
 {
-    return uses_tiles(a) ? 64 : num_rows <= MAX_FEW_ROWS ? MAX_FEW_ROWS : TILE_ROWS;
+    if (uses_tiles(a))
+        return num_rows <= 512 ? 64 : num_rows <= 2048 ? 128 : 256;
+    return num_rows <= MAX_FEW_ROWS ? MAX_FEW_ROWS : TILE_ROWS;
 }
 
 static int64_t rows_of(const struct attention *a, int64_t sequence)
@@ -502,13 +505,16 @@ static int64_t pieces_of(const struct attention *a, int64_t sequence)
     return (rows + at_once - 1) / at_once;
 }
 
-static void attend(const struct job_of_head *job)
+/* `next`, or null, is about what this thread will take after it. */
+static void attend(const struct job_of_head *job, const struct job_of_head *next)
 {
 #if defined(ISA_AMX)
     if (uses_tiles(job->a)) {
-        attend_tiles(job);
+        attend_tiles(job, next);
         return;
     }
+#else
+    (void)next;
 #endif
     if (job->num_rows <= MAX_FEW_ROWS)
         attend_few(job);
@@ -541,15 +547,11 @@ struct attention_items {
 static void attend_item(void *context, int64_t item)
 {
     const struct attention_items *items = context;
-    struct job_of_head job = job_of(items->a, item);
-#if defined(ISA_AMX)
-    if (uses_tiles(items->a) && item + num_threads() < items->count) { /* about what this thread will take next */
-        struct job_of_head next = job_of(items->a, item + num_threads());
-        if (waits_for_memory(&next))
-            fetch_first_chunk(&next);
-    }
-#endif
-    attend(&job);
+    struct job_of_head job = job_of(items->a, item), next;
+    bool more = uses_tiles(items->a) && item + num_threads() < items->count;
+    if (more)
+        next = job_of(items->a, item + num_threads());
+    attend(&job, more ? &next : NULL);
 }
 
 static void attention(const struct attention *a)

@@ -132,6 +132,14 @@ int64_t num_threads(void);
 
 /* Memory of this thread that lives until its next request for the same slot; 64-byte aligned. */
 void *scratch(int slot, size_t bytes);
-enum scratch_slot { SCRATCH_ROWS, SCRATCH_SCALES, SCRATCH_TILE, SCRATCH_GATES, SCRATCH_DECODER, NUM_SCRATCH_SLOTS };
+enum scratch_slot {
+    SCRATCH_ROWS,
+    SCRATCH_SCALES,
+    SCRATCH_TILE,
+    SCRATCH_GATES,
+    SCRATCH_BLOCK,
+    SCRATCH_DECODER,
+    NUM_SCRATCH_SLOTS
+};
 
 #endif

@@ -2,7 +2,8 @@
  *
  * A job is a counter that every thread draws from. Workers look for the next job for some ten microseconds (the operations
  * of one step follow each other closely) and then sleep on a futex. A second caller that finds the pool taken computes
- * its job alone: several engines in one process stay correct, and are meant to have pools of their own, in processes. */
+ * its job alone: several engines in one process stay correct, and are meant to have pools of their own, in processes. So
+ * does the body of a job with what it calls: who has rows of its own shares them with nobody. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -251,7 +252,7 @@ void *scratch(int slot, size_t bytes)
 {
     struct memory *memory = memory_of_thread();
     if (memory->bytes[slot] < bytes) {
-        size_t wanted = bytes + bytes / 2, page = wanted >= LARGE_PAGE ? LARGE_PAGE : 4096;
+        size_t wanted = bytes + bytes / 2, page = wanted >= LARGE_PAGE / 4 ? LARGE_PAGE : 4096;
         size_t rounded = (wanted + page - 1) & ~(page - 1);
         free(memory->data[slot]);
         if (posix_memalign(&memory->data[slot], page, rounded) != 0)

@@ -238,12 +238,19 @@ INLINE vf vload_int8(const int8_t *p) { return (vf){(float)p[0], (float)p[1], (f
 /* Sum and maximum over the lanes, always the same tree. */
 INLINE float vsum(vf x)
 {
+#if defined(ISA_AVX512)
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
     float lanes[W];
     vstore(lanes, x);
     for (int half = W / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
             lanes[i] += lanes[i + half];
     return lanes[0];
+#endif
 }
 
 INLINE float vhighest(vf x)
