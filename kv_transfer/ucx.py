@@ -18,7 +18,7 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -156,7 +156,9 @@ class UcxConnection:
     ) -> None:
         payload_bytes = size_of(payload)
         if payload_bytes > INLINE_BYTES:
-            return await self._send_pieces(header, lambda: pieces_of(payload), is_guarded, released)
+            # However scattered the payload is, its pieces are few enough to be counted.
+            pieces = cut(payload, PIECE_BYTES, max(GATHER_BYTES, payload_bytes // 4096))
+            return await self._send_pieces(header, pieces, is_guarded, released)
         try:
             self._inner.check_size(len(header), payload_bytes)
             await self._inner.send_unchecked(_PIECES.pack(False, 0) + header, payload, is_guarded)
@@ -170,17 +172,17 @@ class UcxConnection:
     async def send_tensors(
         self, header: bytes, payload: Sequence[Tensor], released: Callable[[], None] = nobody
     ) -> None:
-        await self._send_pieces(header, lambda: payload, False, released)
+        await self._send_pieces(header, payload, False, released)
 
     async def _send_pieces(
         self,
         header: bytes,
-        cut_payload: Callable[[], Sequence[Buffer | Tensor]],
+        payload: Iterable[Buffer | Tensor],
         is_guarded: bool,
         released: Callable[[], None],
     ) -> None:
         try:
-            pieces = cut_payload()
+            pieces = list(payload)
             sizes = [len(piece) for piece in pieces]
             self._inner.check_size(len(header), sum(sizes))
             digest = digest_for(sum(sizes)) if is_guarded else None
@@ -327,11 +329,6 @@ class UcxConnection:
             if isinstance(error, ConnectionError):
                 self._inner.check_alive()
             raise
-
-
-def pieces_of(payload: Sequence[Buffer]) -> list[Buffer]:
-    """However scattered it is, few enough to be counted."""
-    return list(cut(payload, PIECE_BYTES, max(GATHER_BYTES, size_of(payload) // 4096)))
 
 
 class Place(NamedTuple):
