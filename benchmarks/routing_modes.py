@@ -9,11 +9,11 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice, permutations, takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from benchmarks.ratio import Ratio, ratio_of_sums
-from benchmarks.routing_ways import Fleet, Way, side_by_side
+from benchmarks.routing_ways import Fleet, Way, order, side_by_side
 from benchmarks.serve.arrivals import OpenLoop
 from benchmarks.serve.figures import Figures, Targets, figures
 from benchmarks.serve.generator import Due
@@ -80,11 +80,10 @@ def compare(
     before = {way.name: way.dispatched() for way in ways}
     for way in ways:
         way.turns.clear()
-    orders = list(permutations(ways))  # nobody is always first, or always after the same one
     for number in range(options.rounds):
         times = list(takewhile(lambda at: at < options.phase_s, OpenLoop(rate).times(100 + number)))
         requests = list(islice(workload.requests(200 + number), len(times)))
-        for way in orders[number % len(orders)]:
+        for way in order(ways, number):
             way.send(map(Due, times, requests), salt=f"{workload.name} {number}")
     seconds = options.rounds * options.phase_s
     return [row(workload.name, rate, way, before[way.name], targets, seconds) for way in ways]

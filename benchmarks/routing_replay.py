@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ratio import Ratio, ratio_of_sums
-from benchmarks.routing_ways import Fleet, Way, side_by_side
+from benchmarks.routing_ways import Fleet, Way, order, side_by_side
 from benchmarks.serve import traces
 from benchmarks.serve.figures import Figures, Targets, figures, ttft_s
 from benchmarks.serve.generator import Due
@@ -100,8 +100,7 @@ def replay(options: argparse.Namespace) -> tuple[str, bool]:
         for way in started:
             way.turns.clear()
         for number, piece in enumerate(pieces(fitted(trace, span_s), requests, options.pieces)):
-            turn = number % len(started)
-            for way in (*started[turn:], *started[:turn]):
+            for way in order(started, number):
                 way.send(piece)
         rows = rows_of(started, best_hit_rate(trace))
     text = (

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import NamedTuple
 
 import httpx
@@ -66,6 +67,12 @@ class Way:
             line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("baton_dispatched_total{")
         )
         return {name.split('"')[1]: float(value) for name, value in found}
+
+
+def order(ways: Sequence[Way], turn: int) -> Sequence[Way]:
+    """Of a turn: all orders one after the other, so that nobody is always first, or always after the same."""
+    orders = list(permutations(ways))
+    return orders[turn % len(orders)]
 
 
 class Fleet(NamedTuple):
