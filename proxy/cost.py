@@ -116,7 +116,7 @@ def cost_alone(worker: Candidate, need: Need, fleet: Fleet) -> float:
 
 def work_there(worker: Candidate, fleet: Fleet, num_streams: int = 0) -> Work:
     """On its cores; ``num_streams`` are its own."""
-    return fleet.seats.get(worker.seat) or Work(worker.queued_tokens, num_streams)
+    return fleet.seats.get(worker.seat) or (worker.queued_tokens, num_streams)
 
 
 def speed_of(worker: Candidate, fleet: Fleet) -> float:

@@ -52,11 +52,7 @@ class Need(NamedTuple):
         return min(found, most) * worker.block_size
 
 
-class Work(NamedTuple):
-    """What there is to do on some cores."""
-
-    queued_tokens: int
-    num_streams: int  # sequences on decode workers
+Work = tuple[int, int]  # on some cores: tokens queued, sequences on decode workers
 
 
 class Fleet(NamedTuple):
@@ -98,5 +94,5 @@ def fleet_of(prefill: Sequence[Candidate], decode: Sequence[Candidate]) -> Fleet
             if worker.seat:
                 queued, streams = seats.get(worker.seat, (0, 0))
                 streams += worker.num_sequences if has_streams else 0
-                seats[worker.seat] = Work(queued + worker.queued_tokens, streams)
+                seats[worker.seat] = (queued + worker.queued_tokens, streams)
     return Fleet(tokens_per_s / max(1, num_speeds), bytes_per_s / max(1, num_links), seats)
