@@ -17,6 +17,7 @@ A decode worker may only prefill where a step with the prompt in it keeps the in
 """
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from proxy.fleet import Candidate, Fleet, Need, Work
@@ -141,4 +142,4 @@ def _link_speed(prefill: Candidate, decode: Candidate, fleet: Fleet) -> float:
 
 
 def _best(costs: Iterable[tuple[float, int, Candidate]]) -> list[tuple[float, int, Candidate]]:
-    return sorted(costs, key=lambda entry: entry[:2])[:NUM_BEST]
+    return sorted(costs, key=itemgetter(0, 1))[:NUM_BEST]

@@ -81,18 +81,17 @@ class Choice(NamedTuple):
 def fleet_of(prefill: Sequence[Candidate], decode: Sequence[Candidate]) -> Fleet:
     num_speeds = num_links = 0
     tokens_per_s = bytes_per_s = 0.0
-    for worker in (*prefill, *decode):
-        if speed := worker.pace.prefill_tokens_per_s:
-            tokens_per_s += speed
-            num_speeds += 1
-        if worker.mean_link:
-            bytes_per_s += worker.mean_link
-            num_links += 1
     seats: dict[str, Work] = {}
     for workers, has_streams in ((prefill, False), (decode, True)):
         for worker in workers:
-            if worker.seat:
-                queued, streams = seats.get(worker.seat, (0, 0))
+            if speed := worker.pace.prefill_tokens_per_s:
+                tokens_per_s += speed
+                num_speeds += 1
+            if link := worker.mean_link:
+                bytes_per_s += link
+                num_links += 1
+            if seat := worker.seat:
+                queued, streams = seats.get(seat, (0, 0))
                 streams += worker.num_sequences if has_streams else 0
-                seats[worker.seat] = (queued + worker.queued_tokens, streams)
+                seats[seat] = (queued + worker.queued_tokens, streams)
     return Fleet(tokens_per_s / max(1, num_speeds), bytes_per_s / max(1, num_links), seats)
