@@ -16,8 +16,7 @@ A decode worker may only prefill where a step with the prompt in it keeps the in
 ``Targets.itl_s``, or without one some ordinary steps.
 """
 
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from proxy.fleet import Candidate, Fleet, Need, Work
@@ -44,14 +43,16 @@ def cheapest_pair(
     prefill: Sequence[Candidate], decode: Sequence[Candidate], need: Need, fleet: Fleet
 ) -> tuple[Candidate, Candidate, float]:
     """The pair and its cost; among equals the one used longest ago. Both sequences must not be empty."""
-    first = _best((prefill_cost(worker, need, fleet), worker.last_used, worker) for worker in prefill)
-    second = _best((decode_cost(worker, need), worker.last_used, worker) for worker in decode)
-    best = min(
-        (cost_p + cost_d + transfer_time(p, d, need, fleet), used_p + used_d, i, j)
-        for i, (cost_p, used_p, p) in enumerate(first)
-        for j, (cost_d, used_d, d) in enumerate(second)
-    )
-    return first[best[2]][2], second[best[3]][2], best[0]
+    first = [(prefill_cost(worker, need, fleet), worker.last_used, i) for i, worker in enumerate(prefill)]
+    second = [(decode_cost(worker, need), worker.last_used, j) for j, worker in enumerate(decode)]
+    first, second = sorted(first)[:NUM_BEST], sorted(second)[:NUM_BEST]
+    pairs = [
+        (cost_p + cost_d + transfer_time(prefill[i], decode[j], need, fleet), used_p + used_d, i, j)
+        for cost_p, used_p, i in first
+        for cost_d, used_d, j in second
+    ]
+    pair_cost, _, i, j = min(pairs)
+    return prefill[i], decode[j], pair_cost
 
 
 def cheapest_alone(
@@ -77,7 +78,8 @@ def predict(prefill: Candidate | None, decode: Candidate, need: Need, fleet: Fle
         itl_s = step_s
     worker = prefill or decode
     ttft_s = time_to_first_token(worker, need, fleet)
-    return Prediction(ttft_s, itl_s, transfer_s, cost, need.num_cached(worker), bool(fleet.tokens_per_s))
+    num_cached = need.num_tokens - need.num_lacking(worker)
+    return Prediction(ttft_s, itl_s, transfer_s, cost, num_cached, bool(fleet.tokens_per_s))
 
 
 def may_prefill(decode: Candidate, need: Need, fleet: Fleet) -> bool:
@@ -90,20 +92,19 @@ def may_prefill(decode: Candidate, need: Need, fleet: Fleet) -> bool:
 
 
 def compute_time(worker: Candidate, need: Need, fleet: Fleet) -> float:
-    return (need.num_tokens - need.num_cached(worker)) / speed_of(worker, fleet)
+    return need.num_lacking(worker) / speed_of(worker, fleet)
 
 
 def time_to_first_token(worker: Candidate, need: Need, fleet: Fleet) -> float:
     num_queued, _ = work_there(worker, fleet)
-    num_tokens = num_queued + need.num_tokens - need.num_cached(worker)
+    num_tokens = num_queued + need.num_lacking(worker)
     return worker.pace.step_s + num_tokens / speed_of(worker, fleet)
 
 
 def prefill_cost(worker: Candidate, need: Need, fleet: Fleet, num_streams: int = 0) -> float:
     """``num_streams``: its own, which it would delay."""
-    num_lacking = need.num_tokens - need.num_cached(worker)
     num_queued, num_streams = work_there(worker, fleet, num_streams)
-    num_tokens = num_queued + (1 + RECOMPUTING + num_streams) * num_lacking
+    num_tokens = num_queued + (1 + RECOMPUTING + num_streams) * need.num_lacking(worker)
     return worker.pace.step_s + num_tokens / speed_of(worker, fleet)
 
 
@@ -123,7 +124,8 @@ def work_there(worker: Candidate, fleet: Fleet, num_streams: int = 0) -> Work:
 def speed_of(worker: Candidate, fleet: Fleet) -> float:
     """Tokens per second in prefill. A worker that was slow once must get a chance to show that it is not."""
     usual = fleet.tokens_per_s or UNKNOWN_TOKENS_PER_S
-    return max(worker.pace.prefill_tokens_per_s or usual, usual / 2)
+    speed = worker.pace.prefill_tokens_per_s or usual
+    return speed if 2 * speed > usual else usual / 2
 
 
 def transfer_time(prefill: Candidate, decode: Candidate, need: Need, fleet: Fleet) -> float:
@@ -139,7 +141,3 @@ def _link_speed(prefill: Candidate, decode: Candidate, fleet: Fleet) -> float:
         other = decode.locality
         speed /= DISTANCE ** sum(other.get(name) != value for name, value in prefill.locality.items())
     return speed
-
-
-def _best(costs: Iterable[tuple[float, int, Candidate]]) -> list[tuple[float, int, Candidate]]:
-    return sorted(costs, key=itemgetter(0, 1))[:NUM_BEST]

@@ -138,9 +138,9 @@ class Dispatcher:
     def _charge(self, request_id: str, prefill: Worker | None, decode: Worker, need: Need) -> None:
         """To whoever computes the prompt go the tokens that it does not hold."""
         for worker in (decode,) if prefill is None else (prefill, decode):
-            lacking = need.num_tokens - need.num_cached(worker.candidate(time.monotonic()))
             computes = worker is prefill or prefill is None
-            self.registry.charge(worker, request_id, need.num_tokens, lacking if computes else 0)
+            num_lacking = need.num_lacking(worker.candidate(time.monotonic())) if computes else 0
+            self.registry.charge(worker, request_id, need.num_tokens, num_lacking)
 
     def _begin(self, request: Request, prefill: Worker | None, decode: Worker, choice: Choice) -> Attempt:
         attempt = Attempt(

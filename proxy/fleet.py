@@ -1,9 +1,12 @@
 """The workers, and what a request needs of them, as routing sees both."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from common.messages import Pace
+
+UNLIMITED = sys.maxsize
 
 
 class Candidate(NamedTuple):
@@ -14,7 +17,7 @@ class Candidate(NamedTuple):
     num_sequences: int
     free_blocks: int
     block_size: int
-    max_sequence_tokens: int  # 0: no limit known
+    max_sequence_tokens: int
     trusted: bool  # has not failed lately
     last_used: int  # grows with every dispatch
     name: str = ""
@@ -43,13 +46,13 @@ class Need(NamedTuple):
     draws: tuple[float, float] = (0.0, 0.0)  # random numbers in [0, 1), for policies that want some
     targets: Targets = Targets()
 
-    def num_cached(self, worker: Candidate) -> int:
-        """Tokens that the worker need not compute; the last one it always must."""
+    def num_lacking(self, worker: Candidate) -> int:
+        """Tokens that the worker has to compute: the last one in any case."""
         found = self.overlap.get(worker.incarnation)
         if not found:
-            return 0
+            return self.num_tokens
         most = (self.num_tokens - 1) // worker.block_size
-        return min(found, most) * worker.block_size
+        return self.num_tokens - min(found, most) * worker.block_size
 
 
 Work = tuple[int, int]  # on some cores: tokens queued, sequences on decode workers
@@ -61,7 +64,7 @@ class Fleet(NamedTuple):
 
     tokens_per_s: float = 0.0
     bytes_per_s: float = 0.0
-    seats: Mapping[str, Work] = {}
+    seats: Mapping[str, Work] = {}  # none where nobody shares
 
 
 class Snapshot(NamedTuple):
@@ -79,19 +82,15 @@ class Choice(NamedTuple):
 
 
 def fleet_of(prefill: Sequence[Candidate], decode: Sequence[Candidate]) -> Fleet:
-    num_speeds = num_links = 0
-    tokens_per_s = bytes_per_s = 0.0
+    workers = [*prefill, *decode]
+    speeds = [speed for worker in workers if (speed := worker.pace.prefill_tokens_per_s)]
+    links = [link for worker in workers if (link := worker.mean_link)]
     seats: dict[str, Work] = {}
-    for workers, has_streams in ((prefill, False), (decode, True)):
-        for worker in workers:
-            if speed := worker.pace.prefill_tokens_per_s:
-                tokens_per_s += speed
-                num_speeds += 1
-            if link := worker.mean_link:
-                bytes_per_s += link
-                num_links += 1
-            if seat := worker.seat:
-                queued, streams = seats.get(seat, (0, 0))
+    if len({worker.seat for worker in workers}) < len(workers):
+        for share, has_streams in ((prefill, False), (decode, True)):
+            for worker in share:
+                queued, streams = seats.get(worker.seat, (0, 0))
                 streams += worker.num_sequences if has_streams else 0
-                seats[seat] = (queued + worker.queued_tokens, streams)
-    return Fleet(tokens_per_s / max(1, num_speeds), bytes_per_s / max(1, num_links), seats)
+                seats[worker.seat] = (queued + worker.queued_tokens, streams)
+        seats.pop("", None)
+    return Fleet(sum(speeds) / max(1, len(speeds)), sum(links) / max(1, len(links)), seats)

@@ -10,6 +10,7 @@ bit, so that nobody has to wait for that, and only then is it another worker's.
 """
 
 from collections.abc import Iterable
+from itertools import groupby
 
 Overlap = dict[str, int]  # incarnation -> leading blocks that it holds; who holds none is left out
 
@@ -86,14 +87,14 @@ class BlockIndex:
         found: Overlap = {}
         sharing = self._living
         count = 0
-        for block_hash in hashes:
-            still = sharing & self._holders.get(block_hash, 0)
-            if still != sharing and count:
+        for holders, blocks in groupby(map(self._holders.get, hashes)):
+            still = sharing & (holders or 0)
+            if count:
                 self._note(sharing & ~still, count, found)
-            sharing = still
-            if not sharing:
+            if not still:
                 return found
-            count += 1
+            sharing = still
+            count += len(list(blocks))
         if count:
             self._note(sharing, count, found)
         return found

@@ -49,7 +49,7 @@ def prefix_aware(workers: Sequence[Candidate], need: Need, side: Side) -> Candid
     """The one that holds most of the prompt, of those that have little more to do than the least loaded."""
     most = 2 * min(map(side.load, workers)) + side.slack(need)
     balanced = [worker for worker in workers if side.load(worker) <= most]
-    return min(balanced, key=lambda w: (-need.num_cached(w), side.load(w), w.last_used))
+    return min(balanced, key=lambda w: (need.num_lacking(w), side.load(w), w.last_used))
 
 
 def consistent_hash(workers: Sequence[Candidate], need: Need, side: Side) -> Candidate:

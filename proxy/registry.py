@@ -160,10 +160,9 @@ class Registry:
 
     def snapshot(self) -> Snapshot:
         now = time.monotonic()
-        prefill, decode = (
-            [w.candidate(now) for w in self._workers.values() if w.role == role and w.takes_work]
-            for role in ("prefill", "decode")
-        )
+        taking = [(w.status.role, w.candidate(now)) for w in self._workers.values() if w.takes_work]
+        prefill = [candidate for role, candidate in taking if role == "prefill"]
+        decode = [candidate for role, candidate in taking if role == "decode"]
         fleet = fleet_of(prefill, decode)
         return Snapshot(prefill, decode, self._expects_prefill, self._allows_fallback, fleet)
 

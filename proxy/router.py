@@ -29,13 +29,15 @@ class Router:
 
     def choose(self, snapshot: Snapshot, need: Need) -> Choice | None:
         """None when nobody can serve the request now."""
-        decode = _best_tier([w for w in snapshot.decode if _can_hold(w, need.max_total_tokens)], need)
+        able = [w for w in snapshot.decode if need.max_total_tokens <= w.max_sequence_tokens]
+        decode = _best_tier(able, need)
         if not decode:
             return None
         fleet = snapshot.fleet
         if snapshot.prefill and self.disaggregate == "never" and snapshot.allows_fallback:
             return Choice(None, self._decode_alone(decode, need, fleet).incarnation)
-        prefill = _least_blamed([w for w in snapshot.prefill if _may_prefill(w, need)], need)
+        able = [w for w in snapshot.prefill if w.trusted and need.num_tokens < w.max_sequence_tokens]
+        prefill = _least_blamed(able, need)
         if prefill and (need.hands_over or not snapshot.allows_fallback):
             return self._pair(prefill, decode, need, fleet, snapshot.allows_fallback)
         if snapshot.expects_prefill and not snapshot.allows_fallback:
@@ -93,31 +95,29 @@ class Router:
         return found[0]
 
 
-def _can_hold(worker: Candidate, num_tokens: int) -> bool:
-    return worker.max_sequence_tokens == 0 or num_tokens <= worker.max_sequence_tokens
-
-
-def _may_prefill(worker: Candidate, need: Need) -> bool:
-    blamed = need.blame.get(worker.incarnation, 0) >= MAX_BLAME
-    return worker.trusted and not blamed and _can_hold(worker, need.num_tokens + 1)
-
-
 def _least_blamed(workers: list[Candidate], need: Need) -> list[Candidate]:
     if not need.blame or not workers:
         return workers
-    least = min(need.blame.get(worker.incarnation, 0) for worker in workers)
-    return [worker for worker in workers if need.blame.get(worker.incarnation, 0) == least]
+    blame = [need.blame.get(worker.incarnation, 0) for worker in workers]
+    least = min(blame)
+    if least >= MAX_BLAME:
+        return []
+    return [worker for worker, part in zip(workers, blame, strict=True) if part == least]
 
 
 def _best_tier(workers: list[Candidate], need: Need) -> list[Candidate]:
     """A decode worker that failed, or is full, is better than none, so neither leaves it out for good."""
-    best = (False, 0, False)
+    best = [w for w in workers if w.trusted and _has_room(w, need) and not need.blame.get(w.incarnation)]
+    if best or not workers:
+        return best
     tiers = [_tier(worker, need) for worker in workers]
-    if best not in tiers:
-        best = min(tiers, default=best)
-    return [worker for worker, tier in zip(workers, tiers, strict=True) if tier == best]
+    least = min(tiers)
+    return [worker for worker, tier in zip(workers, tiers, strict=True) if tier == least]
 
 
 def _tier(worker: Candidate, need: Need) -> tuple[bool, int, bool]:
-    is_full = worker.free_blocks * worker.block_size <= need.num_tokens
-    return not worker.trusted, need.blame.get(worker.incarnation, 0), is_full
+    return not worker.trusted, need.blame.get(worker.incarnation, 0), not _has_room(worker, need)
+
+
+def _has_room(worker: Candidate, need: Need) -> bool:
+    return worker.free_blocks * worker.block_size > need.num_tokens

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from common.channel import Peer
 from common.messages import Role, Status
 from proxy.breaker import Breaker
-from proxy.router import Candidate
+from proxy.fleet import UNLIMITED, Candidate
 
 State = Literal["ready", "silent", "refused"]
 
@@ -99,7 +99,7 @@ class Worker:
             num_sequences=max(len(self.charges), reported + len(since)),
             free_blocks=load.num_free_blocks - -(-new_room // layout.block_size),
             block_size=layout.block_size,
-            max_sequence_tokens=status.max_sequence_tokens,
+            max_sequence_tokens=status.max_sequence_tokens or UNLIMITED,
             trusted=trusted,
             last_used=self.last_used,
             name=self.name,

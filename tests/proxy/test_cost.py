@@ -29,7 +29,7 @@ def test_predicts_the_first_token_from_queue_speed_and_what_is_cached() -> None:
 
 def test_a_prompt_known_as_a_whole_still_has_its_last_token_computed() -> None:
     need = NEED._replace(num_tokens=32, overlap={"p": 2})
-    assert need.num_cached(worker("p")) == 16
+    assert need.num_lacking(worker("p")) == 16
 
 
 def test_a_longer_queue_is_worth_it_where_enough_is_cached() -> None:

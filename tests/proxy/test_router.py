@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.fleet import fleet_of
+from proxy.fleet import UNLIMITED, fleet_of
 from proxy.router import MAX_BLAME, Candidate, Choice, Need, Router, Snapshot
 
 
@@ -12,7 +12,7 @@ def candidate(incarnation: str, **changes: Any) -> Candidate:
         num_sequences=0,
         free_blocks=100,
         block_size=16,
-        max_sequence_tokens=0,
+        max_sequence_tokens=UNLIMITED,
         trusted=True,
         last_used=0,
     )
