@@ -354,11 +354,14 @@ INLINE vf vload_cached(const void *row, long i, long n, enum dtype dtype)
 {
     if (dtype != I8)
         return vload_at(row, i, n, dtype);
+    const int8_t *from = (const int8_t *)row + i;
     float scale;
-    int8_t whole[W] = {0};
     memcpy(&scale, (const int8_t *)row + n, sizeof scale);
-    memcpy(whole, (const int8_t *)row + i, (size_t)(n - i < W ? n - i : W));
-    return vmul(vload_int8(whole), vset(scale));
+    if (n - i >= W)
+        return vmul(vload_int8(from), vset(scale));
+    int8_t part[W] = {0};
+    memcpy(part, from, (size_t)(n - i));
+    return vmul(vload_int8(part), vset(scale));
 }
 
 /* Calls body with `dtype` a compile-time constant, so that one source gives one loop per type. */
