@@ -98,7 +98,7 @@ INLINE void fetch_keys(const struct job_of_head *job, const struct head_tiles *h
 }
 
 /* Asks for what will be read next, a few positions at a time between computing: blocks lie anywhere, so that the
- * processor cannot foresee it, and it holds only so many requests. */
+ * processor cannot foresee it, and it holds only so many requests: a burst of them stops everything else. */
 struct positions_ahead {
     struct chunk chunk;
     int next;          /* of the chunk's positions; from its count on there is nothing to ask for */
@@ -132,7 +132,8 @@ INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles 
 {
     const struct attention *a = job->a;
     for (int p = 0; p < CHUNK; p += 2) {
-        fetch_positions(ahead, 1);
+        if (p % 4 == 0)
+            fetch_positions(ahead, 1);
         const void *even = p < chunk->count ? at(chunk->keys[p], keys_to_values(a), dtype) : NULL;
         const void *odd = p + 1 < chunk->count ? at(chunk->keys[p + 1], keys_to_values(a), dtype) : NULL;
         for (long d = 0; d < h->dims; d += 32) {
@@ -147,7 +148,7 @@ INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles 
 
 /* scores[CHUNK][16 rows], as far as there are positions, in whole tiles; of tiles of keys beyond them the first is read. */
 static void score_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
-                         const struct chunk *chunk)
+                         const struct chunk *chunk, struct positions_ahead *ahead)
 {
     long stride = (h->in_place ? job->a->head_dim : h->dims) * 2;
     const uint16_t *keys[CHUNK / 16];
@@ -160,12 +161,16 @@ static void score_rows16(const struct job_of_head *job, const struct head_tiles 
         TILE_LOAD(6, tile->q + d * 16, 64);
         TILE_LOAD(4, keys[0] + d, stride);
         TILE_MULTIPLY(0, 4, 6);
+        fetch_positions(ahead, 2);
         TILE_LOAD(5, keys[1] + d, stride);
         TILE_MULTIPLY(1, 5, 6);
+        fetch_positions(ahead, 2);
         TILE_LOAD(4, keys[2] + d, stride);
         TILE_MULTIPLY(2, 4, 6);
+        fetch_positions(ahead, 2);
         TILE_LOAD(5, keys[3] + d, stride);
         TILE_MULTIPLY(3, 5, 6);
+        fetch_positions(ahead, 2);
     }
     TILE_STORE(0, h->scores, 64);
     TILE_STORE(1, h->scores + 256, 64);
@@ -282,7 +287,8 @@ INLINE void store_4rows(const struct head_tiles *h, const vf weights[CHUNK / 4])
     }
 }
 
-static void weigh_4rows(const struct attention *a, const struct head_tiles *h, struct rows16 *tile)
+static void weigh_4rows(const struct attention *a, const struct head_tiles *h, struct rows16 *tile,
+                        struct positions_ahead *ahead)
 {
     vf scale = vset(query_scale(a)), sums = vset(0), w[CHUNK / 4];
     vf before = _mm512_broadcast_f32x4(_mm_loadu_ps(tile->highest)), highest = before;
@@ -290,6 +296,7 @@ static void weigh_4rows(const struct attention *a, const struct head_tiles *h, s
         w[i] = load_4positions(h->scores + i * 64);
         highest = vmax(highest, w[i]);
     }
+    fetch_positions(ahead, 4);
     highest = vmax(highest, QUARTERS(highest, 0x4e));
     vf now = reference(before, vmax(highest, QUARTERS(highest, 0xb1)), scale);
     vf shift = vmul(vsub(vset(0), now), scale);
@@ -297,7 +304,9 @@ static void weigh_4rows(const struct attention *a, const struct head_tiles *h, s
         w[i] = vexp2_coarse(vfma(w[i], scale, shift));
         sums = vadd(sums, w[i]);
     }
+    fetch_positions(ahead, 4);
     store_4rows(h, w);
+    fetch_positions(ahead, 4);
     vf factor = vexp2_coarse(vmul(vsub(before, now), scale));
     rescale_rows16(h, tile, factor, 4);
     sums = vadd(sums, QUARTERS(sums, 0xb1));
@@ -306,7 +315,7 @@ static void weigh_4rows(const struct attention *a, const struct head_tiles *h, s
     _mm_storeu_ps(tile->sum, _mm512_castps512_ps128(sums));
 }
 
-static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile)
+static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, struct positions_ahead *ahead)
 {
     long stride = h->dims * 4;
     const uint16_t *low = h->values, *high = h->values + 32 * h->dims; /* the first and the last 16 pairs */
@@ -316,13 +325,17 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile)
         TILE_LOAD(0, tile->out + d, stride);
         TILE_LOAD(6, low + d * 2, stride);
         TILE_MULTIPLY(0, 4, 6);
+        fetch_positions(ahead, 2);
         TILE_LOAD(1, tile->out + d + 16, stride);
         TILE_LOAD(7, low + (d + 16) * 2, stride);
         TILE_MULTIPLY(1, 4, 7);
+        fetch_positions(ahead, 2);
         TILE_LOAD(6, high + d * 2, stride);
         TILE_MULTIPLY(0, 5, 6);
+        fetch_positions(ahead, 2);
         TILE_LOAD(7, high + (d + 16) * 2, stride);
         TILE_MULTIPLY(1, 5, 7);
+        fetch_positions(ahead, 2);
         TILE_STORE(0, tile->out + d, stride);
         TILE_STORE(1, tile->out + d + 16, stride);
     }
@@ -331,16 +344,16 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile)
 static void attend_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile,
                           const struct chunk *chunk, struct positions_ahead *ahead)
 {
-    score_rows16(job, h, tile, chunk);
-    fetch_positions(ahead, 12);
+    score_rows16(job, h, tile, chunk, ahead);
+    fetch_positions(ahead, 4);
     if (chunk->start + CHUNK - 1 > tile->first_position || chunk->start < lowest_position(job, tile->last_position))
         mask_rows16(h, tile, chunk->start);
     if (job->num_rows <= FEW_ROWS)
-        weigh_4rows(job->a, h, tile);
+        weigh_4rows(job->a, h, tile, ahead);
     else
         weigh_rows16(job->a, h, tile);
-    fetch_positions(ahead, 12);
-    gather_rows16(h, tile);
+    fetch_positions(ahead, 4);
+    gather_rows16(h, tile, ahead);
 }
 
 static void store_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile, int64_t first)
@@ -399,7 +412,8 @@ INLINE void attend_chunks(const struct job_of_head *job, const struct job_of_hea
     bool waits = waits_for_memory(job);
     for (int64_t start = first_chunk(job); start <= last; start += CHUNK) {
         struct chunk chunk = locate(job, start, last, dtype);
-        struct positions_ahead ahead = {.next = 0, .chunk.count = 0};
+        struct positions_ahead ahead;
+        ahead.next = ahead.chunk.count = 0;
         if (waits && start + CHUNK <= last)
             expect_chunk(job, &ahead, start + CHUNK, last, dtype);
         else if (next != NULL && start + CHUNK > last && waits_for_memory(next))
