@@ -177,7 +177,9 @@ class Engine:
         if not sampling:
             gpu.wait(self.cache.device)
             return []
-        logits = self._language_model.logits(hidden[batch.sample_rows])
+        if len(sampling) < len(hidden):
+            hidden = hidden[batch.sample_rows]
+        logits = self._language_model.logits(hidden)
         return sample(logits, sampling, self._eos_token_ids, self._sampling)
 
     def _end_all(self, error: WorkerError) -> None:

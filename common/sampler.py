@@ -70,8 +70,8 @@ def sample(
     cannot go on. Does not change ``logits``."""
     results = _best(logits)
     open_rows = {
-        index: (sequence, row)
-        for index, (sequence, row) in enumerate(zip(sequences, logits, strict=True))
+        index: (sequence, logits[index])
+        for index, sequence in enumerate(sequences)
         if not _takes_best(sequence) and isinstance(results[index], Sampled)
     }
     changed = [index for index, (sequence, _) in open_rows.items() if _changes_logits(sequence)]
@@ -111,13 +111,18 @@ def _choice(sequence: Sequence) -> Choice:
 
 def _best(logits: Tensor) -> list[Sampled | WorkerError]:
     """The most likely token of each row; an error where the largest value is not finite."""
-    # Not a number counts as largest. On CPUs numpy takes an eighth of torch's time.
-    on_cpu = logits.device.type == "cpu"
-    best = torch.as_tensor(logits.numpy().argmax(-1)) if on_cpu else logits.argmax(-1)
-    values = logits.gather(1, best[:, None]).flatten().tolist()
+    # Not a number counts as largest.
+    if logits.device.type == "cpu":
+        # An eighth of torch's time, and less of what is no longer in any cache after a step.
+        array = logits.numpy()
+        token_ids = array.argmax(-1)
+        values = array[np.arange(len(array)), token_ids]
+    else:
+        token_ids = logits.argmax(-1)
+        values = logits.gather(1, token_ids[:, None]).flatten()
     return [
         Sampled(token_id) if math.isfinite(value) else NOT_FINITE
-        for token_id, value in zip(best.tolist(), values, strict=True)
+        for token_id, value in zip(token_ids.tolist(), values.tolist(), strict=True)
     ]
 
 
