@@ -177,7 +177,7 @@ class Engine:
         if not sampling:
             gpu.wait(self.cache.device)
             return []
-        if len(sampling) < len(hidden):
+        if len(sampling) < hidden.shape[0]:
             hidden = hidden[batch.sample_rows]
         logits = self._language_model.logits(hidden)
         return sample(logits, sampling, self._eos_token_ids, self._sampling)
