@@ -144,3 +144,12 @@ def test_an_explanation_names_every_pair_and_marks_the_choice() -> None:
     lines = Router().explain(fleet, NEED, choice).splitlines()
     assert len(lines) == 1 + 3
     assert [line for line in lines if line.startswith("*")] == [next(li for li in lines if "p2 > d" in li)]
+
+
+def test_workers_that_do_not_tell_their_cores_share_none() -> None:
+    p, d = worker("p", queued_tokens=100), worker("d", num_sequences=3)
+    apart = snapshot([p], [d])
+    assert cost.predict(p, d, NEED, apart.fleet) == cost.predict(p, d, NEED, snapshot([p], []).fleet)
+    one_seat = snapshot([p, worker("q", seat="a")], [d, worker("e", seat="a", num_sequences=2)])
+    assert cost.work_there(d, one_seat.fleet, 3) == (0, 3)
+    assert cost.work_there(worker("q", seat="a"), one_seat.fleet) == (0, 2)
