@@ -71,8 +71,8 @@ def sample(
     results = _best(logits)
     open_rows = {
         index: (sequence, logits[index])
-        for index, sequence in enumerate(sequences)
-        if not _takes_best(sequence) and isinstance(results[index], Sampled)
+        for index, (sequence, best) in enumerate(zip(sequences, results, strict=True))
+        if not _takes_best(sequence) and isinstance(best, Sampled)
     }
     changed = [index for index, (sequence, _) in open_rows.items() if _changes_logits(sequence)]
     if changed:
