@@ -19,6 +19,9 @@ from kernels.quantization import BlockWeight, Quantization
 
 logger = logging.getLogger(__name__)
 
+# What is left to PyTorch on a CPU, of the functions that it leaves to oneMKL.
+VECTOR_FUNCTIONS = (torch.cos, torch.exp, torch.sin)
+
 
 class Watch(NamedTuple):
     """Who hears while a step is computed, in the thread that computes it, how many layers' keys and values
@@ -155,6 +158,7 @@ def select(device: torch.device, num_threads: int = 1, name: str = "auto") -> Op
     """The implementation for ``device``: on a CPU the kernels in C, computing with ``num_threads`` threads;
     on a GPU those in Triton; plain PyTorch where these are not to be had. ``name`` ("native", "triton",
     "torch") asks for one; then ``ValueError`` says why it is not to be had."""
+    settle_vector_functions()
     torch.set_num_threads(num_threads)
     choice = ("native" if device.type == "cpu" else "triton") if name == "auto" else name
     try:
@@ -165,6 +169,14 @@ def select(device: torch.device, num_threads: int = 1, name: str = "auto") -> Op
         raise ValueError(f"{name} kernels are not to be had on {device}: {reason}")
     logger.warning("kernels: PyTorch, since %s kernels are not to be had: %s", choice, reason)
     return _load("torch", device, num_threads)
+
+
+def settle_vector_functions() -> None:
+    """Let oneMKL choose its code for them while nothing else computes. It chooses at the first call of each
+    function, and of threads that make that call together one may get the coarsest code for its part: a table
+    of cosines of which a half is off by 1e-4 (pytorch/pytorch#188792)."""
+    for function in VECTOR_FUNCTIONS:
+        function(torch.ones(1))
 
 
 def _load(name: str, device: torch.device, num_threads: int) -> Ops:
