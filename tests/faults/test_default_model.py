@@ -21,7 +21,11 @@ MAX_TOKENS = 32
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Cluster]:
     options = ["--num-blocks=256", "--max-model-len=2048", "--heartbeat-interval-s=0.2"]
-    async with running(tmp_path, DEFAULT_MODEL, options=options, relayed=True) as cluster:
+    # Alone in its role, and slow to come back on a crowded machine.
+    patience = ["--worker-wait-s=90"]
+    async with running(
+        tmp_path, DEFAULT_MODEL, options=options, proxy_options=patience, relayed=True
+    ) as cluster:
         yield cluster
 
 

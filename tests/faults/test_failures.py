@@ -76,7 +76,7 @@ async def test_a_decode_worker_with_a_wrong_address_costs_no_request(
                 assert_equal(*await ask_all(client, oracle, cases(24, (50, 200), 6, seed=next(seeds))))
                 return relay.counts["connections"] > 0
 
-            await eventually(tried, 30.0, "it is tried")
+            await eventually(tried, 90.0, "it is tried")
             assert process.alive and process.pid == pid
 
 

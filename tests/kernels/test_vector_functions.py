@@ -13,8 +13,8 @@ import kernels
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("common", "kernels", "prefill_worker", "decode_worker", "kv_transfer")
 # aten/src/ATen/cpu/vml.h
-LEFT_TO_MKL = """acos asin atan cos cosh erf erfc erfinv exp expm1 lgamma log log10 log1p log2 sin sinh sqrt tan tanh
-trunc"""
+LEFT_TO_MKL = """acos asin atan cos cosh erf erfc erfinv exp expm1 lgamma log log10 log1p log2
+sin sinh sqrt tan tanh trunc"""
 NOT_TENSORS = {"math", "np", "logger", "tl"}
 
 
