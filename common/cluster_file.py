@@ -4,7 +4,7 @@ model: smollm2-135m-instruct
 max-model-len: 4096
 prefill:
   workers: 2                      # how many of them baton serve starts; so in proxy and decode
-  max-num-batched-tokens: 1024
+  max-num-batched-tokens: 2048
 decode:
   max-num-seqs: 128
 """

@@ -19,6 +19,7 @@ Policy = Literal[
 ]
 Kernels = Literal["auto", "native", "torch", "triton"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
+STEP_TOKENS = 512
 DEFAULT_PROXIES = ("tcp://127.0.0.1:7000",)
 CONTROL_ADDRESS = re.compile(r"tcp://[^\s/]+:[0-9]{1,5}")
 _ETCD = re.compile(r"etcd://[^\s/,@]+:[0-9]{1,5}(,[^\s/,@]+:[0-9]{1,5})*(/\S*)?")
@@ -67,7 +68,7 @@ class EngineConfig:
     max_model_len: int = option(0, "longest sequence, prompt and output; 0: the model's own limit")
     max_num_seqs: int = option(64, "sequences in one step at most")
     max_num_batched_tokens: int = option(
-        512, "tokens computed in one step at most; long prompts are cut to it"
+        0, "tokens computed in one step at most; long prompts are cut to it; 0: 512, of a prompt alone 1024"
     )
     max_waiting_seqs: int = option(256, "queued sequences at most; more are refused with 429")
     enable_prefix_caching: bool = option(True, "keep blocks of finished sequences for later prompts")
@@ -79,12 +80,22 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         require(0 < share <= 1, "gpu_memory_utilization", f"must lie in (0, 1], not {share:g}")
         require(self.max_num_seqs > 0, "max_num_seqs", f"must be at least 1, not {self.max_num_seqs}")
-        require(self.max_num_batched_tokens > 0, "max_num_batched_tokens", "must be at least 1")
+        require(self.max_num_batched_tokens >= 0, "max_num_batched_tokens", "must not be negative")
         require(self.max_model_len >= 0, "max_model_len", "must not be negative")
         require(self.max_waiting_seqs > 0, "max_waiting_seqs", "must be at least 1")
         require(self.num_blocks >= 0, "num_blocks", "must not be negative")
         require(self.kv_cache_memory_bytes >= 0, "kv_cache_memory_bytes", "must not be negative")
         require(self.tensor_parallel_size == 1, "tensor_parallel_size", "other than 1 is not supported yet")
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens computed in one step at most, where several sequences are there."""
+        return self.max_num_batched_tokens or STEP_TOKENS
+
+    @property
+    def lone_step_tokens(self) -> int:
+        """And where one alone is: nobody else waits for the step to end."""
+        return self.max_num_batched_tokens or 2 * STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,9 @@ class Engine:
         self._pool = BlockPool(cache.num_blocks, config.enable_prefix_caching)
         self._roster = Roster(config, self._pool, model.fingerprint, model.max_model_len, eos_token_ids)
         max_parked_blocks = cache.num_blocks if max_parked_blocks is None else max_parked_blocks
-        self._scheduler = Scheduler(self._roster, config.max_num_batched_tokens, max_parked_blocks)
+        self._scheduler = Scheduler(
+            self._roster, config.step_tokens, config.lone_step_tokens, max_parked_blocks
+        )
         self.max_sequence_tokens = self._roster.max_sequence_tokens
         self._changed = threading.Condition()
         self._stopping = False

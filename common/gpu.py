@@ -34,5 +34,5 @@ def step_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> 
     """Memory to leave for the largest step, beside weights and cache: generously counted."""
     heads = model.head_dim * (model.num_heads + 2 * model.num_kv_heads)
     width = STREAMS_OF_HIDDEN * model.hidden_size + 2 * heads + 4 * model.intermediate_size
-    activations = config.max_num_batched_tokens * width * dtype.itemsize
+    activations = config.lone_step_tokens * width * dtype.itemsize
     return activations + config.max_num_seqs * model.vocab_size * LOGITS_BYTES + LIBRARY_BYTES

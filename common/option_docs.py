@@ -30,7 +30,7 @@ model: smollm2-135m-instruct
 max-model-len: 4096
 prefill:
   workers: 2                      # how many baton serve starts; --prefill 2 on the command line
-  max-num-batched-tokens: 1024
+  max-num-batched-tokens: 2048
 decode:
   workers: 1
   max-num-seqs: 128

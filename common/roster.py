@@ -62,7 +62,7 @@ class Roster:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._block_size = config.block_size
         # Each of them gets a token in every step.
-        self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._max_running = min(config.max_num_seqs, config.step_tokens)
         self._max_waiting = config.max_waiting_seqs
         self._arrivals = count()
         self._live: dict[SequenceKey, Sequence] = {}
@@ -273,6 +273,10 @@ class Roster:
 
     def has_slot(self) -> bool:
         return len(self.running) + len(self._reservations) < self._max_running
+
+    def is_alone(self) -> bool:
+        """Whether there is no second sequence, nor one that is about to be handed over to here."""
+        return len(self.running) + len(self.waiting) + len(self._reservations) <= 1
 
     def num_parked_blocks(self) -> int:
         return sum(len(s.block_ids) for s in self.parked.values())

@@ -51,13 +51,17 @@ class Counters:
 
 
 class Scheduler:
-    """``max_parked_blocks`` bounds what waits for decode workers: beyond it no sequence to be handed over
-    is started, except when none is parked."""
+    """A step computes ``step_tokens`` at most, or ``lone_step_tokens`` where one sequence is all there is:
+    weights are read once a step, and nobody else waits for its end. ``max_parked_blocks`` bounds what waits
+    for decode workers: beyond it no sequence to be handed over is started, except when none is parked."""
 
-    def __init__(self, roster: Roster, max_num_batched_tokens: int, max_parked_blocks: int) -> None:
+    def __init__(
+        self, roster: Roster, step_tokens: int, lone_step_tokens: int, max_parked_blocks: int
+    ) -> None:
         self.counters = Counters()
         self._roster = roster
-        self._max_tokens = max_num_batched_tokens
+        self._step_tokens = step_tokens
+        self._lone_step_tokens = lone_step_tokens
         self._max_parked_blocks = max_parked_blocks
         self._computing: dict[bytes, int] = {}  # hashes of blocks being computed -> best priority
         self._started: list[StepOutput] = []  # sequences to be handed over that hold their blocks now
@@ -67,7 +71,8 @@ class Scheduler:
         then the blocks are kept from reuse."""
         self._roster.expire(now)
         works = self._plan_single_tokens()
-        works += self._plan_prompts(self._max_tokens - len(works))
+        budget = self._lone_step_tokens if self._roster.is_alone() else self._step_tokens
+        works += self._plan_prompts(budget - len(works))
         for work in works:
             self._roster.lend(work.sequence)
             work.sequence.marks.setdefault(timings.SCHEDULED, now)

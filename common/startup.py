@@ -184,7 +184,7 @@ def recorded(
     if model.device.type != "cuda" or config.enforce_eager or model.ops is cpu:
         return model
     with torch.inference_mode():
-        longest = min(config.max_num_batched_tokens, max_model_len)
+        longest = min(config.lone_step_tokens, max_model_len)
         warm_up(model, cache.layers, cache.num_blocks, longest, config.max_num_seqs, sampling)
         return RecordedModel(
             model, cache.layers, cache.num_blocks, config.max_num_seqs, max_model_len, recorder()

@@ -31,8 +31,8 @@ class Books:
         self.pool = BlockPool(config.num_blocks, config.enable_prefix_caching)
         self.roster = Roster(config, self.pool, "m", max_model_len, [EOS])
         parked = config.num_blocks if max_parked_blocks is None else max_parked_blocks
-        self.scheduler = Scheduler(self.roster, config.max_num_batched_tokens, parked)
-        self.budget = config.max_num_batched_tokens
+        self.scheduler = Scheduler(self.roster, config.step_tokens, config.lone_step_tokens, parked)
+        self.budget = config.lone_step_tokens
         self.content: dict[tuple[int, int], tuple[int, ...]] = {}
         self.names = map(str, range(10**9))
 
@@ -102,6 +102,20 @@ def test_one_prompt_alone_gets_the_whole_budget() -> None:
     books = Books(max_num_batched_tokens=16)
     sequence = books.add(40)
     assert [done[sequence] for done in (books.step(), books.step(), books.step())] == [16, 16, 8]
+
+
+def test_steps_are_longer_while_one_sequence_is_all_there_is() -> None:
+    books = Books(max_num_batched_tokens=0, num_blocks=2048, max_model_len=8000)
+    sequence = books.add(5000)
+    assert books.step()[sequence] == 1024
+    books.add(8, stem=1, max_tokens=1)
+    assert sum(books.step().values()) == 512
+    assert books.step()[sequence] == 1024
+    reservation = books.roster.reserve(3, ())  # a stream is on its way to here
+    assert reservation is not None
+    assert books.step()[sequence] == 512
+    books.roster.cancel(reservation)
+    assert books.step()[sequence] == 1024
 
 
 def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
