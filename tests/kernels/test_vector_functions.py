@@ -45,5 +45,6 @@ def calls() -> Iterator[str]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     owner = node.func.value
-                    if node.func.attr in LEFT_TO_MKL.split() and getattr(owner, "id", "") not in NOT_TENSORS:
-                        yield node.func.attr
+                    name = node.func.attr.removesuffix("_")  # in place
+                    if name in LEFT_TO_MKL.split() and getattr(owner, "id", "") not in NOT_TENSORS:
+                        yield name
