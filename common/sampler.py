@@ -34,16 +34,15 @@ class SamplingOps(NamedTuple):
 
     draw: Callable[[list[Tensor], list[Choice]], list[int]]  # a token for each row of logits [V] float32
     # As ``kernels.specification.penalize``, which is quick on CPUs: it looks at the tokens so far alone.
-    penalize: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    penalize: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None] = (
+        specification.penalize
+    )
+    # As ``kernels.specification.best_each``.
+    best: Callable[[Tensor], tuple[list[int], list[float]]] = specification.best_each
 
 
-def one_by_one(draw: Callable[[Tensor, float, float, int, float, float], int]) -> SamplingOps:
-    """For CPUs, where rows in company would gain nothing."""
-
-    def draw_each(rows: list[Tensor], choices: list[Choice]) -> list[int]:
-        return [draw(row, *choice) for row, choice in zip(rows, choices, strict=True)]
-
-    return SamplingOps(draw_each, specification.penalize)
+def draw_each(rows: list[Tensor], choices: list[Choice]) -> list[int]:
+    return [draw(row, *choice) for row, choice in zip(rows, choices, strict=True)]
 
 
 def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float) -> int:
@@ -60,7 +59,7 @@ def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float
     return int(index)
 
 
-PLAIN = one_by_one(draw)
+PLAIN = SamplingOps(draw_each)
 
 
 def sample(
@@ -68,7 +67,7 @@ def sample(
 ) -> list[Sampled | WorkerError]:
     """One result per row of ``logits`` [S, V] float32, an error where the row is not finite or its grammar
     cannot go on. Does not change ``logits``."""
-    results = _best(logits)
+    results = _best(logits, ops)
     open_rows = {
         index: (sequence, logits[index])
         for index, (sequence, best) in enumerate(zip(sequences, results, strict=True))
@@ -109,20 +108,12 @@ def _choice(sequence: Sequence) -> Choice:
     return sampling.temperature, sampling.min_p, sampling.top_k, sampling.top_p, chance
 
 
-def _best(logits: Tensor) -> list[Sampled | WorkerError]:
+def _best(logits: Tensor, ops: SamplingOps) -> list[Sampled | WorkerError]:
     """The most likely token of each row; an error where the largest value is not finite."""
-    # Not a number counts as largest.
-    if logits.device.type == "cpu":
-        # An eighth of torch's time, and less of what is no longer in any cache after a step.
-        array = logits.numpy()
-        token_ids = array.argmax(-1)
-        values = array[np.arange(len(array)), token_ids]
-    else:
-        token_ids = logits.argmax(-1)
-        values = logits.gather(1, token_ids[:, None]).flatten()
+    token_ids, values = ops.best(logits)
     return [
         Sampled(token_id) if math.isfinite(value) else NOT_FINITE
-        for token_id, value in zip(token_ids.tolist(), values.tolist(), strict=True)
+        for token_id, value in zip(token_ids, values, strict=True)
     ]
 
 
@@ -151,7 +142,7 @@ def _adjust(
     if any(_has_penalties(sequence.sampling) for sequence in sequences):
         _penalize(rows, sequences, ops)
     errors = [_constrain(row, sequence, eos_token_ids) for row, sequence in zip(rows, sequences, strict=True)]
-    return [error or best for error, best in zip(errors, _best(rows), strict=True)]
+    return [error or best for error, best in zip(errors, _best(rows, ops), strict=True)]
 
 
 def _constrain(row: Tensor, sequence: Sequence, eos_token_ids: Collection[int]) -> WorkerError | None:

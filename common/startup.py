@@ -159,7 +159,7 @@ def choose_ops(name: str, device: torch.device, num_threads: int) -> Ops:
 def choose_sampling(ops: Ops) -> sampler.SamplingOps:
     """How tokens are drawn where ``ops`` compute."""
     if ops is native:
-        return sampler.one_by_one(native.draw)
+        return sampler.SamplingOps(native.draw, best=native.best_each)
     if ops is cpu:
         return sampler.PLAIN
     from kernels import triton  # not to be had on every machine

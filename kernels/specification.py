@@ -28,6 +28,13 @@ def scatter_blocks(values: Tensor, scales: Tensor | None, block_ids: Tensor, cac
     cache.index_copy_(0, block_ids, wide.to(cache.dtype))
 
 
+def best_each(logits: Tensor) -> tuple[list[int], list[float]]:
+    """For each row of ``logits`` [S, V] float32 the first of the likeliest tokens, and its logit. Not a
+    number counts as likeliest."""
+    token_ids = logits.argmax(-1)
+    return token_ids.tolist(), logits.gather(1, token_ids[:, None]).flatten().tolist()
+
+
 def draw_each(logits: Tensor, choices: Tensor) -> Tensor:
     """For each row of ``logits`` [S, V] float32 the token [S] int64 at which the distribution that is left
     passes the chance. ``choices`` [S, 5] float64: temperature, min-p, top-k (0: all), top-p, and the chance,

@@ -9,6 +9,7 @@ its blocks lie and with any number of threads: every sum has one order, fixed by
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -217,11 +218,23 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def draw(row: Tensor, temperature: float, min_p: float, top_k: int, top_p: float, chance: float) -> int:
-    """As ``kernels.specification.draw_each``, for the logits [V] float32 of one sequence."""
-    assert row.is_contiguous() and row.dtype == torch.float32
-    token_id: int = load().baton_draw(row.data_ptr(), len(row), temperature, min_p, top_k, top_p, chance)
-    return token_id
+def draw(rows: list[Tensor], choices: list[tuple[float, float, int, float, float]]) -> list[int]:
+    """As ``kernels.specification.draw_each``, for rows of logits [V] float32 that may lie apart."""
+    assert all(row.is_contiguous() and row.dtype == torch.float32 for row in rows)
+    places = np.array([row.data_ptr() for row in rows], np.uintp)
+    laws = np.array(choices, np.float64)
+    token_ids = np.empty(len(rows), np.int64)
+    load().baton_draw(places.ctypes.data, laws.ctypes.data, len(rows), len(rows[0]), token_ids.ctypes.data)
+    found: list[int] = token_ids.tolist()
+    return found
+
+
+def best_each(logits: Tensor) -> tuple[list[int], list[float]]:
+    """As ``kernels.specification.best_each``."""
+    assert logits.is_contiguous() and logits.dtype == torch.float32
+    token_ids, values = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
+    load().baton_best(logits.data_ptr(), *logits.shape, token_ids.ctypes.data, values.ctypes.data)
+    return token_ids.tolist(), values.tolist()
 
 
 def fuse(

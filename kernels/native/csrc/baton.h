@@ -86,6 +86,25 @@ struct step {
     int32_t tell_every;                           /* layers; of the last one in any case */
 };
 
+/* What a token is drawn by; top_k 0 takes all. */
+struct choice {
+    double temperature, min_p, top_k, top_p, chance;
+};
+
+struct draws {
+    const float *const *rows; /* of logits [V] */
+    const struct choice *choices;
+    int64_t num_rows, vocabulary;
+    int64_t *token_ids;
+};
+
+struct bests {
+    const float *logits; /* [S, V] */
+    int64_t num_rows, vocabulary;
+    int64_t *token_ids;
+    float *values;
+};
+
 /* A hash under way: csrc/checksum.c. */
 #define STRIPE 64
 struct hash {
@@ -113,8 +132,8 @@ struct kernels {
     void (*embed)(const void *table, int dtype, const int64_t *token_ids, int64_t num_rows, int64_t width,
                   const struct rows *out);
     void (*convert)(const struct rows *x, int64_t num_rows, int64_t width, const struct rows *out);
-    int64_t (*draw)(const float *logits, int64_t vocabulary, float temperature, float min_p, int64_t top_k, double top_p,
-                    double chance);
+    void (*draw)(const struct draws *draws);
+    void (*best)(const struct bests *bests);
     void (*hash_begin)(struct hash *hash);
     void (*hash_update)(struct hash *hash, const void *source, void *target, int64_t bytes);
     uint64_t (*hash_value)(const struct hash *hash);

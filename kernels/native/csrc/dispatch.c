@@ -144,10 +144,17 @@ void baton_store_kv(void *k, int64_t k_stride, void *v, int64_t v_stride, int dt
     active->store_kv(&keys, &values, cache, cache_stride, cache_dtype, slots, num_rows, num_kv_heads, block_size, head_dim);
 }
 
-int64_t baton_draw(const float *logits, int64_t vocabulary, float temperature, float min_p, int64_t top_k, double top_p,
-                   double chance)
+void baton_draw(const float *const *rows, const struct choice *choices, int64_t num_rows, int64_t vocabulary,
+                int64_t *token_ids)
 {
-    return active->draw(logits, vocabulary, temperature, min_p, top_k, top_p, chance);
+    struct draws draws = {rows, choices, num_rows, vocabulary, token_ids};
+    active->draw(&draws);
+}
+
+void baton_best(const float *logits, int64_t num_rows, int64_t vocabulary, int64_t *token_ids, float *values)
+{
+    struct bests bests = {logits, num_rows, vocabulary, token_ids, values};
+    active->best(&bests);
 }
 
 void baton_hash_begin(struct hash *hash)

@@ -73,6 +73,7 @@ const struct kernels JOIN(kernels_, ISA_NAME) = {
     .embed = embed,
     .convert = convert,
     .draw = draw,
+    .best = best,
     .hash_begin = hash_begin,
     .hash_update = hash_update,
     .hash_value = hash_value,

@@ -1,4 +1,6 @@
-/* Draws a token: weights 2^((logit - highest) / temperature), less those that min-p, top-k and top-p leave out.
+/* The best token of each row of logits, and tokens drawn by chance, a row a time of each thread.
+ *
+ * Draws a token: weights 2^((logit - highest) / temperature), less those that min-p, top-k and top-p leave out.
  *
  * The bound that top-k or top-p sets is found without sorting the vocabulary: weights are counted and summed by their
  * leading bits, and only those of the bin in which the bound lies are put in order. A weight equal to the bound stays. */
@@ -115,14 +117,75 @@ static int64_t token_at(const float *weights, long n, double target)
     return last;
 }
 
-static int64_t draw(const float *logits, int64_t vocabulary, float temperature, float min_p, int64_t top_k, double top_p,
-                    double chance)
+static void draw_one(void *context, int64_t i)
 {
-    long n = (long)vocabulary;
-    float *weights = weigh_logits(logits, n, temperature, min_p);
-    if (top_k > 0 && top_k < n)
-        drop_below(weights, n, lowest_kept(weights, n, top_k, INFINITY));
-    if (top_p < 1)
-        drop_below(weights, n, lowest_kept(weights, n, INT64_MAX, top_p * sum_of(weights, n)));
-    return token_at(weights, n, chance * sum_of(weights, n));
+    const struct draws *d = context;
+    const struct choice *c = &d->choices[i];
+    long n = (long)d->vocabulary;
+    float *weights = weigh_logits(d->rows[i], n, (float)c->temperature, (float)c->min_p);
+    if (c->top_k > 0 && c->top_k < (double)n)
+        drop_below(weights, n, lowest_kept(weights, n, (int64_t)c->top_k, INFINITY));
+    if (c->top_p < 1)
+        drop_below(weights, n, lowest_kept(weights, n, INT64_MAX, c->top_p * sum_of(weights, n)));
+    d->token_ids[i] = token_at(weights, n, c->chance * sum_of(weights, n));
+}
+
+static void draw(const struct draws *d)
+{
+    parallel(d->num_rows, draw_one, (void *)d);
+}
+
+/* The first of the largest logits; not a number counts as largest. */
+static long first_best(const float *logits, long n)
+{
+    long best = 0;
+    for (long i = 0; i < n; i++) {
+        if (logits[i] != logits[i])
+            return i;
+        best = logits[i] > logits[best] ? i : best;
+    }
+    return best;
+}
+
+/* The same, by stretches: the one that has the largest is looked through once more. */
+static long first_best_of_many(const float *logits, long n)
+{
+    enum { STRETCH = 64 * W };
+    float most = -INFINITY;
+    long best = 0, whole = n / W * W;
+    vf differences = vset(0); /* zero while all are finite */
+    for (long start = 0; start < whole; start += STRETCH) {
+        vf highest = vset(-INFINITY);
+        for (long i = start; i < whole && i < start + STRETCH; i += W) {
+            vf x = vload(logits + i);
+            highest = vmax(highest, x);
+            differences = vadd(differences, vsub(x, x));
+        }
+        float here = vhighest(highest);
+        best = here > most ? start : best;
+        most = here > most ? here : most;
+    }
+    if (!(vsum(differences) == 0))
+        return first_best(logits, n);
+    while (best < whole && logits[best] != most)
+        best++;
+    for (long i = whole; i < n; i++) {
+        if (!(logits[i] - logits[i] == 0))
+            return first_best(logits, n);
+        best = logits[i] > logits[best] ? i : best;
+    }
+    return best;
+}
+
+static void find_best(void *context, int64_t i)
+{
+    const struct bests *b = context;
+    const float *logits = b->logits + i * b->vocabulary;
+    b->token_ids[i] = first_best_of_many(logits, (long)b->vocabulary);
+    b->values[i] = logits[b->token_ids[i]];
+}
+
+static void best(const struct bests *b)
+{
+    parallel(b->num_rows, find_best, (void *)b);
 }
