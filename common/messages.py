@@ -260,6 +260,7 @@ class Offer(Struct, frozen=True, tag=True):
     num_tokens: int  # tokens whose KV will come
     block_hashes: tuple[bytes, ...]  # of the full blocks
     deadline_s: float
+    priority: int = 0  # lower is given room first
 
 
 class Accept(Struct, frozen=True, tag=True):

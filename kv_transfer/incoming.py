@@ -1,6 +1,6 @@
 """One incoming transfer: what of it was reserved and received.
 
-WAITING   offered, no room yet; in the queue, in order of arrival
+WAITING   offered, no room yet; in the queue, the most important first
 OPEN      blocks reserved, Accept sent; payloads land in them
 ENDED     adopted by the engine (Landed), or given up (Refuse, Failed, Cancel, connection lost)
 """
@@ -36,6 +36,11 @@ class Incoming:
     landed_bytes: int = 0
     landing: bool = False  # a payload is being written into the reservation
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def priority(self) -> int:
+        """Lower is given room first; among equals, who came first."""
+        return self.offer.priority
 
     @property
     def key(self) -> SequenceKey:

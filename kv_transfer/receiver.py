@@ -10,9 +10,11 @@ event loop.
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 from common import messages
@@ -124,7 +126,7 @@ class Receiver:
         self._block_bytes = block_bytes
         self._adopt = adopt
         self._transfers: dict[str, Incoming] = {}
-        self._waiting: deque[Incoming] = deque()
+        self._waiting: list[Incoming] = []  # most important first
 
     @property
     def num_open(self) -> int:
@@ -164,7 +166,7 @@ class Receiver:
             incoming = self._waiting[0]
             if incoming.phase is Phase.WAITING and not self._try_accept(incoming):
                 return
-            self._waiting.popleft()
+            self._waiting.pop(0)
 
     # What a peer says
 
@@ -179,9 +181,9 @@ class Receiver:
         deadline = time.monotonic() + offer.deadline_s
         incoming = Incoming(offer, peer, num_blocks, self._layout.num_layers, deadline)
         self._transfers[offer.transfer_id] = incoming
-        if self._waiting or not self._try_accept(incoming):
-            self._waiting.append(incoming)
-            self._set_timer(incoming, "no room before the deadline")
+        self._set_timer(incoming, "no room before the deadline")
+        insort(self._waiting, incoming, key=attrgetter("priority"))
+        self.admit_waiting()
 
     async def land(self, peer: Peer, message: Blocks, num_bytes: int) -> None:
         """Write a run of blocks where it belongs; anything unexpected is skipped and counted."""

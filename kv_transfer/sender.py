@@ -84,6 +84,7 @@ class Sender:
             num_tokens=num_tokens,
             block_hashes=tuple(sequence.block_hashes[: num_tokens // self._layout.block_size]),
             deadline_s=max(0.0, sequence.deadline - time.monotonic()),
+            priority=sequence.priority,
         )
         num_blocks = -(-num_tokens // self._layout.block_size)
         num_layers = self._layout.num_layers

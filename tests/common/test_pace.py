@@ -46,8 +46,20 @@ def test_one_step_that_was_interrupted_changes_little() -> None:
 def test_long_prompts_count_more_than_short_ones() -> None:
     watch = Stopwatch()
     watch.note([1000], 0.5)
-    watch.note([2], 0.02)
+    watch.note([40], 0.05)
     assert watch.pace.prefill_tokens_per_s > 1500
+
+
+def test_a_few_tokens_tell_nothing_of_how_fast_many_are() -> None:
+    """What they say, ten tokens in 10 ms, had long prompts refused for a time that these never took."""
+    watch = Stopwatch()
+    for _ in range(50):
+        watch.note([10], 0.01)
+    assert watch.pace.prefill_tokens_per_s == 0.0
+    watch.note([3000], 1.0)
+    for _ in range(50):
+        watch.note([10, 1], 0.01)
+    assert watch.pace.prefill_tokens_per_s == 3000.0
 
 
 def test_a_step_without_duration_is_not_counted() -> None:

@@ -329,6 +329,24 @@ async def test_an_offer_waits_for_room_and_lands_when_there_is_some() -> None:
         assert pair.received("b") == pair.sent(second[1])
 
 
+async def test_the_most_important_offer_is_given_room_first() -> None:
+    async with running(Pair(decode_blocks=10)) as pair:
+        pair.send_all(*pair.p.prompt("first", 30, pair.target))
+        assert (await pair.outcome()).error is None
+        for number, (name, priority) in enumerate((("later", 5), ("soon", 0), ("then", 0), ("now", -1)), 1):
+            generate, sequence = pair.p.prompt(name, 30, pair.target)
+            sequence.priority = priority
+            pair.send_all(generate, sequence)
+            await until(lambda: pair.receiver.num_open == number)  # noqa: B023
+        last, landed = "first", []
+        for _ in range(4):
+            pair.d.cancel(pair.adopted[last][0])
+            pair.receiver.admit_waiting()
+            last = (await pair.outcome()).key.request_id
+            landed.append(last)
+        assert landed == ["now", "soon", "then", "later"]
+
+
 async def test_a_prompt_that_can_never_fit_is_refused_by_name() -> None:
     async with running(Pair(decode_blocks=4)) as pair:
         pair.send_all(*pair.p.prompt("a", 30, pair.target))
