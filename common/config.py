@@ -21,6 +21,7 @@ Kernels = Literal["auto", "native", "torch", "triton"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 STEP_TOKENS = 512
 DEFAULT_PROXIES = ("tcp://127.0.0.1:7000",)
+ANYWHERE = frozenset({"0.0.0.0", "::", ""})  # hosts to listen on, at every address of the machine
 CONTROL_ADDRESS = re.compile(r"tcp://[^\s/]+:[0-9]{1,5}")
 _ETCD = re.compile(r"etcd://[^\s/,@]+:[0-9]{1,5}(,[^\s/,@]+:[0-9]{1,5})*(/\S*)?")
 
@@ -136,7 +137,7 @@ class WorkerConfig:
         (), "control addresses of the proxies to announce to; default: tcp://127.0.0.1:7000, or --discovery"
     )
     bind_host: str = option("127.0.0.1", "address to listen on for transfers")
-    advertise_host: str = option("", "address other workers use; default: --bind-host")
+    advertise_host: str = option("", "address other workers use; default: --bind-host, if it is one")
     transfer_port: int = option(0, "port to listen on for transfers; 0: any free one")
     locality: tuple[str, ...] = option(
         (), "where it runs, as host=a,rack=b: pairs that share labels are taken to be close to each other"
@@ -226,6 +227,9 @@ class ProxyConfig:
     def __post_init__(self) -> None:
         for name in ("port", "own_port", "control_port"):
             require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
+        is_one_place = self.host == self.control_host or bool(ANYWHERE & {self.host, self.control_host})
+        is_taken = is_one_place and self.port == self.control_port != 0
+        require(not is_taken, "control_port", f"must be another than --port, {self.port}")
         known = not self.sibling_ports or (self.own_port > 0 and self.own_port in self.sibling_ports)
         require(known, "sibling_ports", f"must name --own-port, {self.own_port}, too")
         require(self.max_attempts > 0, "max_attempts", "must be at least 1")

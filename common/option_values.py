@@ -100,8 +100,10 @@ def _range(text: str) -> list[int]:
     match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
     if match is None:
         raise ConfigError(f"expected numbers or ranges such as 0,2-3, not {text!r}")
-    first = int(match[1])
-    return list(range(first, int(match[2] or first) + 1))
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise ConfigError(f"expected the lower number first, not {text!r}")
+    return list(range(first, last + 1))
 
 
 def _scalar(option: Option, kind: Any, text: str) -> Any:

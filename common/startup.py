@@ -13,6 +13,7 @@ import torch
 from common import cores, gpu, logs, model_source, notice, options, sampler, weights
 from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
 from common.config import (
+    ANYWHERE,
     ConfigError,
     EngineConfig,
     NetworkConfig,
@@ -71,7 +72,7 @@ def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
         num_threads = cores.pin(worker.cores)
         if worker.proxies and network.discovery:
             raise ConfigError("--proxies and --discovery: give one of them")
-        secret = secret_of(network, worker.bind_host)
+        secret = secret_of(network, listening_host(role, worker))
         common = (num_threads, trace, network, secret, stop)
         setup = Setup(role, name, incarnation, engine, transfer, worker, *common)
         asyncio.run(_serve(serve, setup))
@@ -79,6 +80,18 @@ def main(role: Role, serve: Callable[[Setup], Awaitable[None]]) -> int:
         print(f"{role} worker: {error}", file=sys.stderr)
         return EXIT_REFUSED
     return 0
+
+
+def listening_host(role: Role, worker: WorkerConfig) -> str:
+    """Where it listens for transfers, as decode workers alone do. Raises ``ConfigError`` where other workers
+    would be told an address that is none."""
+    if role != "decode":
+        return "127.0.0.1"
+    if worker.bind_host in ANYWHERE and not worker.advertise_host:
+        raise ConfigError(
+            f"--bind-host {worker.bind_host or '*'} needs --advertise-host, by which others reach this worker"
+        )
+    return worker.bind_host
 
 
 async def _serve(serve: Callable[[Setup], Awaitable[None]], setup: Setup) -> None:

@@ -109,6 +109,8 @@ def test_a_missing_cluster_file_is_refused_by_name() -> None:
         (TransferConfig, ["--stall-timeout-s", "nan"], "--stall-timeout-s: expected a number"),
         (TransferConfig, ["--stall-timeout-s", "inf"], "--stall-timeout-s: expected a number"),
         (WorkerConfig, ["--cores", "0-x"], "--cores: expected numbers or ranges"),
+        (WorkerConfig, ["--cores", "0,5-2"], "--cores: expected the lower number first, not '5-2'"),
+        (ProxyConfig, ["--port", "7000"], "--control-port must be another than --port, 7000"),
         (
             WorkerConfig,
             ["--proxies", "a:7000"],

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from common.config import ConfigError
-from common.startup import choose_device, choose_ops, choose_sampling
+from common.config import ConfigError, WorkerConfig
+from common.startup import choose_device, choose_ops, choose_sampling, listening_host
 from kernels import Ops, cpu, native, triton
 
 
@@ -21,6 +23,16 @@ def test_devices_that_baton_cannot_compute_on_are_refused(name: str) -> None:
 def test_auto_takes_a_gpu_where_there_is_one() -> None:
     assert choose_device("cpu") == torch.device("cpu")
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_a_decode_worker_tells_an_address_that_is_one(host: str) -> None:
+    anywhere = WorkerConfig(bind_host=host)
+    with pytest.raises(ConfigError, match=r"--bind-host .* needs --advertise-host"):
+        listening_host("decode", anywhere)
+    assert listening_host("decode", replace(anywhere, advertise_host="here")) == host
+    assert listening_host("decode", WorkerConfig(bind_host="10.0.0.1")) == "10.0.0.1"
+    assert listening_host("prefill", anywhere) == "127.0.0.1", "it listens nowhere"
 
 
 def test_kernels_that_are_not_to_be_had_are_refused_by_name() -> None:

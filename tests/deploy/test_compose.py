@@ -52,6 +52,15 @@ def test_overrides_are_of_services_that_there_are() -> None:
     assert all(set(load(path)["services"]) <= services for path in OVERRIDES)
 
 
+def test_workers_of_every_kind_can_be_on_hosts_of_their_own() -> None:
+    services = load(ROOT / "deploy" / "compose" / "worker-host.yaml")["services"]
+    assert set(services) == set(load(COMPOSE)["services"]) - {"proxy"}
+    assert all("BATON_ADVERTISE_HOST" in service["environment"] for service in services.values())
+    for name in ("decode", "decode-gpu"):
+        port = services[name]["environment"]["BATON_TRANSFER_PORT"]
+        assert services[name]["ports"] == [f"{port}:{port}"]
+
+
 def test_services_drain_before_they_are_killed_and_run_without_privileges() -> None:
     for service in load(COMPOSE)["services"].values():
         assert int(service["stop_grace_period"].removesuffix("s")) > 30
