@@ -17,7 +17,7 @@ from statistics import median
 from typing import NamedTuple
 
 from common import startup
-from common.config import EngineConfig, TransferConfig, WorkerConfig
+from common.config import STEP_TOKENS, EngineConfig, TransferConfig, WorkerConfig
 from common.engine import Engine
 from common.messages import Sampling
 from common.outputs import status_of, usage_of
@@ -127,7 +127,7 @@ def measure(engine: Engine, num_sequences: int, num_steps: int) -> Row:
 
 def meter_us(sequences: list[Decoded]) -> float:
     """Of both calls that a step with one token of each makes."""
-    meter = StepMeter()
+    meter = StepMeter(STEP_TOKENS)
     works = [Work(sequence, sequence.num_computed, 1, True) for sequence in sequences]
 
     def call() -> None:

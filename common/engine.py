@@ -92,7 +92,7 @@ class Engine:
         self._stopping = False
         self._on_step: OnStep | None = None
         self._watcher: Watcher | None = None
-        self._meter = StepMeter()
+        self._meter = StepMeter(config.step_tokens)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # The thread

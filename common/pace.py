@@ -14,8 +14,10 @@ class Stopwatch:
     """Averages over the latest steps, prompts weighted by their tokens. Written by the engine's thread; a
     ``pace`` once read does not change."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_tokens: int = LEAST_TOKENS) -> None:
+        """``step_tokens``: what a step holds at most."""
         self.pace = Pace()
+        self._least_tokens = min(LEAST_TOKENS, step_tokens)
         self._num_tokens = self._prefill_s = 0.0
 
     def note(self, num_tokens: Sequence[int], duration_s: float) -> None:
@@ -27,7 +29,7 @@ class Stopwatch:
         if max(num_tokens) == 1:
             usual_s = min(duration_s, OUTLIER * step_s)
             step_s = MEMORY * step_s + (1 - MEMORY) * usual_s if step_s else duration_s
-        elif num_prompt_tokens >= LEAST_TOKENS:
+        elif num_prompt_tokens >= self._least_tokens:
             if min(num_tokens) == 1:  # what a step of these alone takes is not the prompts' doing
                 duration_s = max(duration_s - step_s, LEAST_SHARE * duration_s)
             self._num_tokens = MEMORY * self._num_tokens + num_prompt_tokens

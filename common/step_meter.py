@@ -15,8 +15,8 @@ from common.tally import tallies
 class StepMeter:
     """Called by the engine's thread, twice a step; what is read may be read in any thread."""
 
-    def __init__(self) -> None:
-        self.stopwatch = Stopwatch()
+    def __init__(self, step_tokens: int) -> None:
+        self.stopwatch = Stopwatch(step_tokens)
         self._tallies = tallies(ENGINE_METRICS)
         self._planned_at = 0.0
         self._plan_s = 0.0

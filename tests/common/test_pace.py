@@ -62,6 +62,14 @@ def test_a_few_tokens_tell_nothing_of_how_fast_many_are() -> None:
     assert watch.pace.prefill_tokens_per_s == 3000.0
 
 
+def test_steps_that_hold_but_a_few_tokens_tell_what_they_can() -> None:
+    watch = Stopwatch(step_tokens=16)
+    watch.note([15], 0.01)
+    assert watch.pace.prefill_tokens_per_s == 0.0
+    watch.note([16], 0.01)
+    assert watch.pace.prefill_tokens_per_s == pytest.approx(1600.0)
+
+
 def test_a_step_without_duration_is_not_counted() -> None:
     watch = Stopwatch()
     watch.note([4], 0.0)
