@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from common.hosts import ANYWHERE
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Quantization = Literal["auto", "none", "int8", "int4"]
@@ -21,7 +23,6 @@ Kernels = Literal["auto", "native", "torch", "triton"]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 STEP_TOKENS = 512
 DEFAULT_PROXIES = ("tcp://127.0.0.1:7000",)
-ANYWHERE = frozenset({"0.0.0.0", "::", ""})  # hosts to listen on, at every address of the machine
 CONTROL_ADDRESS = re.compile(r"tcp://[^\s/]+:[0-9]{1,5}")
 _ETCD = re.compile(r"etcd://[^\s/,@]+:[0-9]{1,5}(,[^\s/,@]+:[0-9]{1,5})*(/\S*)?")
 
@@ -227,7 +228,9 @@ class ProxyConfig:
     def __post_init__(self) -> None:
         for name in ("port", "own_port", "control_port"):
             require(0 <= getattr(self, name) < 65536, name, "must lie in 0..65535")
-        is_one_place = self.host == self.control_host or bool(ANYWHERE & {self.host, self.control_host})
+        is_one_place = self.host == self.control_host or bool(
+            ANYWHERE.keys() & {self.host, self.control_host}
+        )
         is_taken = is_one_place and self.port == self.control_port != 0
         require(not is_taken, "control_port", f"must be another than --port, {self.port}")
         known = not self.sibling_ports or (self.own_port > 0 and self.own_port in self.sibling_ports)

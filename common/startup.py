@@ -13,7 +13,6 @@ import torch
 from common import cores, gpu, logs, model_source, notice, options, sampler, weights
 from common.cache import DTYPES, Cache, choose_num_blocks, make_layout
 from common.config import (
-    ANYWHERE,
     ConfigError,
     EngineConfig,
     NetworkConfig,
@@ -26,6 +25,7 @@ from common.dtypes import resolve_dtype, resolve_quantization
 from common.engine import Engine, LanguageModel
 from common.grammar import Grammars
 from common.graphs import RecordedModel, recorder, warm_up
+from common.hosts import ANYWHERE
 from common.messages import ModelInfo, Role
 from common.metrics_server import metrics_served
 from common.model import Model

@@ -38,11 +38,6 @@ class Incoming:
     timer: asyncio.TimerHandle | None = None
 
     @property
-    def priority(self) -> int:
-        """Lower is given room first; among equals, who came first."""
-        return self.offer.priority
-
-    @property
     def key(self) -> SequenceKey:
         return SequenceKey(self.offer.request_id, self.offer.attempt)
 

@@ -126,7 +126,7 @@ class Receiver:
         self._block_bytes = block_bytes
         self._adopt = adopt
         self._transfers: dict[str, Incoming] = {}
-        self._waiting: list[Incoming] = []  # most important first
+        self._waiting: list[Incoming] = []  # most important first, among equals who came first
 
     @property
     def num_open(self) -> int:
@@ -182,7 +182,7 @@ class Receiver:
         incoming = Incoming(offer, peer, num_blocks, self._layout.num_layers, deadline)
         self._transfers[offer.transfer_id] = incoming
         self._set_timer(incoming, "no room before the deadline")
-        insort(self._waiting, incoming, key=attrgetter("priority"))
+        insort(self._waiting, incoming, key=attrgetter("offer.priority"))
         self.admit_waiting()
 
     async def land(self, peer: Peer, message: Blocks, num_bytes: int) -> None:
