@@ -50,7 +50,7 @@ def available() -> str | None:
 
 
 def instruction_set(name: str = "") -> str:
-    """Use the named instruction set ("amx", "avx512", "avx2", "portable"; "": the best here); returns its
+    """Use the named instruction set ("amx", "avx512_bf16", "avx512", "avx2", "portable"; "": the best here); returns its
     name. For tests and measurements: quantized weights must be packed anew, and nothing may be computing."""
     return choose(load(), name)
 

@@ -41,10 +41,12 @@ AVX512_FLAGS = (
     "-mfma",
     "-mf16c",
 )
+AVX512_BF16_FLAGS = ("-DISA_BF16", *AVX512_FLAGS, "-mavx512bf16")
 X86_SETS = {
     "avx2": ("-DISA_AVX2", "-mavx2", "-mfma", "-mf16c"),
     "avx512": AVX512_FLAGS,
-    "amx": ("-DISA_AMX", *AVX512_FLAGS, "-mavx512bf16", "-mavx512fp16", "-mamx-tile", "-mamx-bf16"),
+    "avx512_bf16": AVX512_BF16_FLAGS,
+    "amx": ("-DISA_AMX", *AVX512_BF16_FLAGS, "-mavx512fp16", "-mamx-tile", "-mamx-bf16"),
 }
 DIRECTORY_VARIABLE = "BATON_NATIVE_DIR"
 FLAGS_VARIABLE = "BATON_NATIVE_CFLAGS"  # added to the others, for sanitizers and experiments

@@ -37,7 +37,7 @@ def instruction_sets() -> list[str]:
     if REASON is not None:
         return []
     present = []
-    for name in ("amx", "avx512", "avx2", "portable"):
+    for name in ("amx", "avx512_bf16", "avx512", "avx2", "portable"):
         try:
             present.append(native.instruction_set(name))
         except BuildError:

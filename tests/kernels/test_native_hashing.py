@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(native.available() is not None, reason="no compi
 CUTS = (1, 7, 63, 64, 65, 128, 1000, 1024, 5000)
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512", "amx"])
+@pytest.fixture(params=["portable", "avx2", "avx512", "avx512_bf16", "amx"])
 def instruction_set(request: pytest.FixtureRequest) -> object:
     try:
         native.instruction_set(request.param)

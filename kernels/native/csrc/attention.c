@@ -471,13 +471,13 @@ static void attend_tile(const struct job_of_head *job)
 
 /* ---- sharing out ---- */
 
-#if defined(ISA_AMX)
-#include "amx_attention.c"
+#if defined(ISA_BF16)
+#include "bf16_attention.c"
 #endif
 
-INLINE bool uses_tiles(const struct attention *a)
+INLINE bool multiplies_bf16(const struct attention *a)
 {
-#if defined(ISA_AMX)
+#if defined(ISA_BF16)
     return a->cache_dtype == BF16 || (a->cache_dtype == I8 && a->q.dtype == BF16);
 #else
     (void)a;
@@ -489,7 +489,7 @@ INLINE bool uses_tiles(const struct attention *a)
  * but threads should end at about the same time. */
 INLINE int64_t rows_at_once(const struct attention *a, int64_t num_rows)
 {
-    if (uses_tiles(a))
+    if (multiplies_bf16(a))
         return num_rows <= 512 ? 64 : num_rows <= 2048 ? 128 : 256;
     return num_rows <= MAX_FEW_ROWS ? MAX_FEW_ROWS : TILE_ROWS;
 }
@@ -508,8 +508,8 @@ static int64_t pieces_of(const struct attention *a, int64_t sequence)
 /* `next`, or null, is about what this thread will take after it. */
 static void attend(const struct job_of_head *job, const struct job_of_head *next)
 {
-#if defined(ISA_AMX)
-    if (uses_tiles(job->a)) {
+#if defined(ISA_BF16)
+    if (multiplies_bf16(job->a)) {
         attend_tiles(job, next);
         return;
     }
@@ -548,7 +548,7 @@ static void attend_item(void *context, int64_t item)
 {
     const struct attention_items *items = context;
     struct job_of_head job = job_of(items->a, item), next;
-    bool more = uses_tiles(items->a) && item + num_threads() < items->count;
+    bool more = multiplies_bf16(items->a) && item + num_threads() < items->count;
     if (more)
         next = job_of(items->a, item + num_threads());
     attend(&job, more ? &next : NULL);

@@ -8,7 +8,7 @@
 /* Weak: a compiler that cannot make one of the sets leaves it out. */
 extern const struct kernels kernels_portable;
 extern const struct kernels kernels_avx2 __attribute__((weak)), kernels_avx512 __attribute__((weak)),
-    kernels_amx __attribute__((weak));
+    kernels_avx512_bf16 __attribute__((weak)), kernels_amx __attribute__((weak));
 
 static const struct kernels *active = &kernels_portable;
 
@@ -50,6 +50,12 @@ static bool has_avx512(void)
     return has(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) && has(c, bit_AVX512VNNI);
 }
 
+static bool has_avx512_bf16(void)
+{
+    uint32_t a, b, c, d;
+    return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && has(a, 1u << 5 /* AVX512_BF16 */);
+}
+
 /* Tiles hold 8 KiB of registers, which Linux gives to a process only when it asks; threads started later have them. */
 static bool may_use_tiles(void)
 {
@@ -65,15 +71,14 @@ static bool has_amx(void)
 {
     enum { AMX_BF16 = 1u << 22, AVX512_FP16 = 1u << 23, AMX_TILE = 1u << 24 };
     uint32_t a, b, c, d;
-    if (!has_avx512() || !has(kept_registers(), 0x60000) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+    if (!has_avx512_bf16() || !has(kept_registers(), 0x60000) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
         return false;
-    if (!has(d, AMX_BF16 | AMX_TILE | AVX512_FP16))
-        return false;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && has(a, 1u << 5 /* AVX512_BF16 */) && may_use_tiles();
+    return has(d, AMX_BF16 | AMX_TILE | AVX512_FP16) && may_use_tiles();
 }
 #else
 static bool has_avx2(void) { return false; }
 static bool has_avx512(void) { return false; }
+static bool has_avx512_bf16(void) { return false; }
 static bool has_amx(void) { return false; }
 #endif
 
@@ -82,7 +87,8 @@ static bool has_amx(void) { return false; }
 const char *baton_select(const char *name)
 {
     struct { const struct kernels *kernels; bool (*present)(void); } sets[] = {
-        {&kernels_amx, has_amx}, {&kernels_avx512, has_avx512}, {&kernels_avx2, has_avx2}, {&kernels_portable, NULL}};
+        {&kernels_amx, has_amx}, {&kernels_avx512_bf16, has_avx512_bf16}, {&kernels_avx512, has_avx512},
+        {&kernels_avx2, has_avx2}, {&kernels_portable, NULL}};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         if (sets[i].kernels == NULL || (*name != 0 && strcmp(name, sets[i].kernels->name) != 0))
             continue;

@@ -7,9 +7,14 @@
 #define VPP (PANEL / W) /* vectors per panel */
 
 #if defined(ISA_AMX)
-enum { USES_TILES = 1 }; /* for bf16 and int8 */
+enum { USES_TILES = 1 }; /* for bf16, int8 and int4 */
 #else
 enum { USES_TILES = 0 };
+#endif
+#if defined(ISA_BF16) && !defined(ISA_AMX)
+enum { USES_DOTS = 1 }; /* for bf16 */
+#else
+enum { USES_DOTS = 0 };
 #endif
 
 struct linear_job {
@@ -18,11 +23,8 @@ struct linear_job {
     struct rows x;   /* what the caller gave, beginning at the first row of the pass */
     struct rows out;
     int64_t num_rows;
-    const float *wide;   /* [num_rows, wide_stride] */
-    int64_t wide_stride;
-    int8_t *whole;       /* quantized weights: [num_rows, padded inputs] */
-    float *scales;       /* likewise: [num_rows, padded inputs / GROUP] */
-    int32_t *sums;       /* of the group's whole numbers, likewise */
+    struct rows taken;   /* [num_rows, padded inputs], of the type that is multiplied */
+    struct quantized_group *groups; /* quantized weights: [num_rows, padded inputs / GROUP] */
     int64_t panels_per_item;
 };
 
@@ -42,16 +44,32 @@ INLINE void store_outputs(const struct linear_job *job, int64_t row, int64_t out
     store_row(&job->out, row, output, n, value);
 }
 
+enum { MOST_BLOCK_ROWS = 12, MOST_QUANTIZED_ROWS = 6 };
+
+/* Sums leave their registers for here before anything is done with them: code for every type of result behind the loop
+ * would make the compiler keep them in memory from the beginning. */
+struct results {
+    float of[MOST_BLOCK_ROWS][PANEL_GROUP * PANEL] __attribute__((aligned(64)));
+};
+
+static __attribute__((noinline)) void store_results(const struct linear_job *job, int64_t row, int64_t panel, int rows,
+                                                    int panels, const struct results *results)
+{
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < panels * PANEL; i += W)
+            store_outputs(job, row + r, panel * PANEL + i, vload(&results->of[r][i]));
+}
+
 #include "linear_quantized.c"
 
-static void widen_rows(void *context, int64_t item)
+static void take_rows(void *context, int64_t item)
 {
     const struct linear_job *job = context;
     int64_t end = (item + 1) * ROWS_PER_ITEM;
-    long n = (long)job->weight->num_inputs;
+    long n = (long)job->weight->num_inputs, padded = (long)job->taken.stride;
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++)
-        for (long i = 0; i < n; i += W)
-            vstore_at((float *)job->wide + row * job->wide_stride, i, n, load_row(&job->x, row, i, n), F32);
+        for (long i = 0; i < padded; i += W)
+            store_row(&job->taken, row, i, padded, i < n ? load_row(&job->x, row, i, n) : vset(0));
 }
 
 INLINE void load_weights(const char *panel, int kind, int64_t pair, int vector, vf *first, vf *second)
@@ -79,11 +97,11 @@ INLINE vf load_last_weights(const char *panel, int kind, int64_t input, int vect
 INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels,
                      const int kind)
 {
-    const int64_t inputs = job->weight->num_inputs, stride = job->wide_stride;
+    const int64_t inputs = job->weight->num_inputs, stride = job->taken.stride;
     const size_t bytes = panel_bytes(kind, inputs);
     const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
-    const float *x = job->wide + row * stride;
-    vf sums[12][4 * VPP];
+    const float *x = row_of(&job->taken, row);
+    vf sums[MOST_BLOCK_ROWS][PANEL_GROUP * VPP];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels * VPP; c++)
             sums[r][c] = vset(0);
@@ -102,10 +120,53 @@ INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, c
             UNROLL for (int c = 0; c < panels * VPP; c++)
                 sums[r][c] = vfma(vset(x[r * stride + inputs - 1]),
                                   load_last_weights(w + (size_t)(c / VPP) * bytes, kind, inputs - 1, c % VPP), sums[r][c]);
+    struct results results;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels * VPP; c++)
-            store_outputs(job, row + r, panel * PANEL + c * W, sums[r][c]);
+            vstore(&results.of[r][c * W], sums[r][c]);
+    store_results(job, row, panel, rows, panels, &results);
 }
+
+#if defined(ISA_BF16)
+/* A pair of bf16 in every lane. */
+INLINE __m512bh all_pairs(const uint16_t *pair)
+{
+    int32_t bits;
+    memcpy(&bits, pair, sizeof bits);
+    return (__m512bh)_mm512_set1_epi32(bits);
+}
+
+/* Inputs two by two: the processor adds both products at once. */
+INLINE void multiply_dots(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels)
+{
+    const int64_t stride = job->taken.stride, padded = padded_inputs(KIND_BF16, job->weight->num_inputs);
+    const size_t bytes = panel_bytes(KIND_BF16, padded);
+    const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
+    const uint16_t *x = row_of(&job->taken, row);
+    vf sums[MOST_BLOCK_ROWS][PANEL_GROUP];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < panels; c++)
+            sums[r][c] = vset(0);
+    for (int64_t pair = 0; pair < padded / 2; pair++) {
+        __m512bh weights[4];
+        UNROLL for (int c = 0; c < panels; c++)
+            weights[c] = (__m512bh)_mm512_loadu_si512(w + (size_t)c * bytes + pair * 64);
+        UNROLL for (int r = 0; r < rows; r++) {
+            __m512bh both = all_pairs(x + r * stride + 2 * pair);
+            UNROLL for (int c = 0; c < panels; c++)
+                sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights[c], both);
+        }
+    }
+    struct results results;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < panels; c++)
+            vstore(&results.of[r][c * W], sums[r][c]);
+    store_results(job, row, panel, rows, panels, &results);
+}
+#define MULTIPLY_BF16(job, row, panel, rows, panels) multiply_dots(job, row, panel, rows, panels)
+#else
+#define MULTIPLY_BF16(job, row, panel, rows, panels) multiply(job, row, panel, rows, panels, KIND_BF16)
+#endif
 
 #define BLOCK(rows, panels)                                                                                  \
     static __attribute__((noinline)) void block_##rows##_##panels(const struct linear_job *job, int64_t row, \
@@ -114,7 +175,7 @@ INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, c
         if (job->weight->kind == KIND_F32)                                                                   \
             multiply(job, row, panel, rows, panels, KIND_F32);                                               \
         else if (!USES_TILES && job->weight->kind == KIND_BF16)                                              \
-            multiply(job, row, panel, rows, panels, KIND_BF16);                                              \
+            MULTIPLY_BF16(job, row, panel, rows, panels);                                                    \
         else                                                                                                 \
             multiply(job, row, panel, rows, panels, KIND_F16);                                               \
     }
@@ -197,27 +258,22 @@ static void multiply_panels(void *context, int64_t item)
         }
 }
 
-static void quantize(struct linear_job *job)
-{
-    size_t numbers = (size_t)(job->num_rows * padded_inputs(KIND_INT8, job->weight->num_inputs));
-    char *memory = scratch(SCRATCH_ROWS, numbers + numbers / GROUP * 8);
-    job->scales = (float *)memory;
-    job->sums = (int32_t *)(memory + numbers / GROUP * 4);
-    job->whole = (int8_t *)(memory + numbers / GROUP * 8);
-    parallel(row_items(job->num_rows), quantize_rows, job);
-}
-
 static void prepare_rows(struct linear_job *job)
 {
-    if (is_quantized(job->weight->kind)) {
-        quantize(job);
-    } else if (job->x.dtype == F32) {
-        job->wide = job->x.data;
-        job->wide_stride = job->x.stride;
+    int kind = job->weight->kind;
+    if (is_quantized(kind)) {
+        size_t groups = (size_t)(job->num_rows * count_groups(job));
+        job->groups = scratch(SCRATCH_ROWS, groups * sizeof *job->groups);
+        parallel(row_items(job->num_rows), quantize_rows, job);
+        return;
+    }
+    enum dtype dtype = USES_DOTS && kind == KIND_BF16 ? BF16 : F32;
+    int64_t n = job->weight->num_inputs, padded = dtype == BF16 ? padded_inputs(kind, n) : n;
+    if (job->x.dtype == (int32_t)dtype && n == padded) {
+        job->taken = job->x;
     } else {
-        job->wide_stride = job->weight->num_inputs;
-        job->wide = scratch(SCRATCH_ROWS, (size_t)(job->num_rows * job->wide_stride) * sizeof(float));
-        parallel(row_items(job->num_rows), widen_rows, job);
+        job->taken = (struct rows){scratch(SCRATCH_ROWS, (size_t)(job->num_rows * padded) * dtype_bytes(dtype)), padded, dtype};
+        parallel(row_items(job->num_rows), take_rows, job);
     }
 }
 

@@ -45,6 +45,19 @@ static int64_t probe_bf16(int64_t rounds)
     }
     TILE_RELEASE();
     return rounds * 4 * 16 * 16 * 32 * 2;
+#elif defined(ISA_BF16)
+    __m512bh x = (__m512bh)_mm512_setzero_si512();
+    vf sums[12];
+    UNROLL for (int i = 0; i < 12; i++)
+        sums[i] = vset((float)i);
+    for (int64_t n = 0; n < rounds; n++)
+        UNROLL for (int i = 0; i < 12; i++)
+            sums[i] = _mm512_dpbf16_ps(sums[i], x, x);
+    UNROLL for (int i = 1; i < 12; i++)
+        sums[0] = vadd(sums[0], sums[i]);
+    volatile float used = vsum(sums[0]);
+    (void)used;
+    return rounds * 12 * W * 2 * 2;
 #else
     (void)rounds;
     return 0;

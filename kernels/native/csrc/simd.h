@@ -67,7 +67,7 @@ INLINE vf vload_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 INLINE vf vload_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-#if defined(ISA_AMX)
+#if defined(ISA_BF16)
 INLINE __m256i vto_bf16(vf x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 #else
 INLINE __m256i vto_bf16(vf x)

@@ -1,0 +1,70 @@
+/* The products of bf16_attention.c in vectors of pairs. Each number is one chain of pairs in order, of dimensions or of
+ * positions. */
+
+static void begin_products(void)
+{
+}
+
+static void end_products(void)
+{
+}
+
+enum { KEYS_AT_ONCE = 8, ROWS_AT_ONCE = 8 };
+
+/* scores[CHUNK][16 rows], as far as there are positions, in strips of keys; what stands beyond them is masked. */
+static void score_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
+                         const struct chunk *chunk, struct positions_ahead *ahead)
+{
+    long stride = h->in_place ? job->a->head_dim : h->dims;
+    for (int p = 0; p < chunk->count; p += KEYS_AT_ONCE) {
+        const uint16_t *keys = h->in_place ? chunk->keys[p] : h->keys + p * stride;
+        vf sums[KEYS_AT_ONCE];
+        UNROLL for (int i = 0; i < KEYS_AT_ONCE; i++)
+            sums[i] = vset(0);
+        for (long d = 0; d < h->dims; d += 2) {
+            __m512bh q = (__m512bh)_mm512_loadu_si512(tile->q + d * 16);
+            UNROLL for (int i = 0; i < KEYS_AT_ONCE; i++)
+                sums[i] = _mm512_dpbf16_ps(sums[i], q, all_pairs(keys + i * stride + d));
+        }
+        UNROLL for (int i = 0; i < KEYS_AT_ONCE; i++)
+            vstore(h->scores + (p + i) * 16, sums[i]);
+        fetch_positions(ahead, KEYS_AT_ONCE);
+    }
+}
+
+/* Rows `first` to `first + rows`, 32 dimensions from `d`. */
+INLINE void gather_dims(const struct head_tiles *h, const struct rows16 *tile, int first, const int rows, long d)
+{
+    const uint16_t *values = h->values + d * 2, *weights = h->weights + first * CHUNK;
+    float *out = tile->out + first * h->dims + d;
+    vf sums[ROWS_AT_ONCE][2];
+    UNROLL for (int r = 0; r < rows; r++) {
+        sums[r][0] = vload(out + r * h->dims);
+        sums[r][1] = vload(out + r * h->dims + W);
+    }
+    for (long p = 0; p < CHUNK; p += 2) {
+        __m512bh low = (__m512bh)_mm512_load_si512(values + p * h->dims);
+        __m512bh high = (__m512bh)_mm512_load_si512(values + p * h->dims + 32);
+        UNROLL for (int r = 0; r < rows; r++) {
+            __m512bh weight = all_pairs(weights + r * CHUNK + p);
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], weight, low);
+            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], weight, high);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+        vstore(out + r * h->dims, sums[r][0]);
+        vstore(out + r * h->dims + W, sums[r][1]);
+    }
+}
+
+static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, int num_rows, struct positions_ahead *ahead)
+{
+    for (long d = 0; d < h->dims; d += 32) {
+        if (num_rows <= FEW_ROWS)
+            gather_dims(h, tile, 0, FEW_ROWS, d);
+        else
+            for (int first = 0; first < 16; first += ROWS_AT_ONCE)
+                gather_dims(h, tile, first, ROWS_AT_ONCE, d);
+        fetch_positions(ahead, 8);
+    }
+}
