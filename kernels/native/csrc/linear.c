@@ -189,21 +189,23 @@ INLINE void multiply_dots(const struct linear_job *job, int64_t row, int64_t pan
             multiply_int4(job, row, panel, rows, panels);                                                    \
     }
 
-/* By the number of rows, beginning with one; `panels` is how many a block takes. */
+/* By the number of rows, beginning with one; `panels` is how many a block takes. Few rows wait for memory, which delivers
+ * one panel after the other soonest; with many, each number taken from a row should serve two panels. */
 struct block {
     void (*multiply)(const struct linear_job *, int64_t row, int64_t panel);
     int panels;
 };
 
 #if defined(ISA_AVX512)
-BLOCK(1, 4) BLOCK(2, 4) BLOCK(3, 4)
-BLOCK(4, 2) BLOCK(5, 2) BLOCK(6, 2) BLOCK(7, 2) BLOCK(8, 2) BLOCK(9, 2) BLOCK(10, 2) BLOCK(11, 2) BLOCK(12, 2)
-static const struct block blocks[] = {{block_1_4, 4}, {block_2_4, 4}, {block_3_4, 4}, {block_4_2, 2},
-                                      {block_5_2, 2}, {block_6_2, 2}, {block_7_2, 2}, {block_8_2, 2},
-                                      {block_9_2, 2}, {block_10_2, 2}, {block_11_2, 2}, {block_12_2, 2}};
-QUANTIZED_BLOCK(1, 4) QUANTIZED_BLOCK(2, 4) QUANTIZED_BLOCK(3, 4) QUANTIZED_BLOCK(4, 2) QUANTIZED_BLOCK(5, 2) QUANTIZED_BLOCK(6, 2)
-static const struct block quantized_blocks[] = {{quantized_1_4, 4}, {quantized_2_4, 4}, {quantized_3_4, 4},
-                                           {quantized_4_2, 2}, {quantized_5_2, 2}, {quantized_6_2, 2}};
+BLOCK(1, 1) BLOCK(2, 1) BLOCK(3, 1) BLOCK(4, 1) BLOCK(5, 1) BLOCK(6, 1)
+BLOCK(7, 2) BLOCK(8, 2) BLOCK(9, 2) BLOCK(10, 2) BLOCK(11, 2) BLOCK(12, 2)
+static const struct block blocks[] = {{block_1_1, 1}, {block_2_1, 1}, {block_3_1, 1}, {block_4_1, 1}, {block_5_1, 1},
+                                      {block_6_1, 1}, {block_7_2, 2}, {block_8_2, 2}, {block_9_2, 2}, {block_10_2, 2},
+                                      {block_11_2, 2}, {block_12_2, 2}};
+QUANTIZED_BLOCK(1, 1) QUANTIZED_BLOCK(2, 1) QUANTIZED_BLOCK(3, 1) QUANTIZED_BLOCK(4, 1)
+QUANTIZED_BLOCK(5, 2) QUANTIZED_BLOCK(6, 2)
+static const struct block quantized_blocks[] = {{quantized_1_1, 1}, {quantized_2_1, 1}, {quantized_3_1, 1},
+                                                {quantized_4_1, 1}, {quantized_5_2, 2}, {quantized_6_2, 2}};
 #elif defined(ISA_AVX2)
 BLOCK(1, 2) BLOCK(2, 1) BLOCK(3, 1) BLOCK(4, 1)
 static const struct block blocks[] = {{block_1_2, 2}, {block_2_1, 1}, {block_3_1, 1}, {block_4_1, 1}};
@@ -248,8 +250,9 @@ static void multiply_panels(void *context, int64_t item)
     int64_t panel = item * job->panels_per_item, most = max_rows(job->weight->kind);
     int64_t end = min_int(panel + job->panels_per_item, count_panels(job->weight->num_outputs));
     int64_t num_blocks = (job->num_rows + most - 1) / most;
-    int64_t widest = block_of(job->weight->kind, job->num_rows / num_blocks)->panels; /* the lowest block's: the widest */
-    int64_t step = num_blocks == 1 ? end - panel : widest;
+    int64_t lowest = block_of(job->weight->kind, job->num_rows / num_blocks)->panels;
+    int64_t highest = block_of(job->weight->kind, (job->num_rows + num_blocks - 1) / num_blocks)->panels;
+    int64_t step = num_blocks == 1 ? end - panel : lowest > highest ? lowest : highest; /* one is a multiple of the other */
     for (; panel < end; panel += step)
         for (int64_t b = 0, row = 0; b < num_blocks; b++) {
             int64_t rows = (job->num_rows - row + num_blocks - b - 1) / (num_blocks - b); /* about equally high */

@@ -125,15 +125,6 @@ INLINE int32_t four_bytes(const int8_t *p)
     return x;
 }
 
-/* Blocks of a few rows wait for memory, and a panel is too short for the processor to foresee the next one. */
-INLINE void fetch_next_panels(const char *span, size_t span_size, size_t panel_size, const int panels)
-{
-    if (panels == PANEL_GROUP)
-        UNROLL for (size_t c = 0; c < PANEL_GROUP; c++)
-            UNROLL for (size_t byte = 0; byte < span_size; byte += 64)
-                __builtin_prefetch(span + (PANEL_GROUP + c) * panel_size + byte);
-}
-
 /* A group's products are summed exactly, then scaled and added to the chain of the output. */
 INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels)
 {
@@ -148,8 +139,6 @@ INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t pan
     for (int64_t g = 0; g < groups; g++) {
         const char *span = w + g / 2 * INT8_SPAN_BYTES;
         const int8_t *whole = (const int8_t *)span + 4 * PANEL + g % 2 * GROUP * PANEL;
-        if (g % 2 == 0)
-            fetch_next_panels(span, INT8_SPAN_BYTES, bytes, panels);
         wholes dots[MOST_QUANTIZED_ROWS][PANEL_GROUP * VPP];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int c = 0; c < panels * VPP; c++)
@@ -187,8 +176,6 @@ INLINE void multiply_int4(const struct linear_job *job, int64_t row, int64_t pan
     for (int64_t g = 0; g < groups; g++) {
         const char *span = w + g / 2 * INT4_SPAN_BYTES;
         const uint8_t *whole = (const uint8_t *)span + 8 * PANEL + g % 2 * GROUP * PANEL / 2;
-        if (g % 2 == 0)
-            fetch_next_panels(span, INT4_SPAN_BYTES, bytes, panels);
         wholes dots[MOST_QUANTIZED_ROWS][PANEL_GROUP * VPP];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int c = 0; c < panels * VPP; c++)
