@@ -42,6 +42,22 @@ static void score_rows16(const struct job_of_head *job, const struct head_tiles 
     TILE_STORE(3, h->scores + 768, 64);
 }
 
+INLINE vf load_4positions(const float *scores)
+{
+    vf x = _mm512_castps128_ps512(_mm_load_ps(scores));
+    x = _mm512_mask_broadcast_f32x4(x, 0x00f0, _mm_load_ps(scores + 16));
+    x = _mm512_mask_broadcast_f32x4(x, 0x0f00, _mm_load_ps(scores + 32));
+    return _mm512_mask_broadcast_f32x4(x, 0xf000, _mm_load_ps(scores + 48));
+}
+
+static void score_4rows(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
+                        const struct chunk *chunk, struct positions_ahead *ahead, vf scores[CHUNK / 4])
+{
+    score_rows16(job, h, tile, chunk, ahead);
+    UNROLL for (int i = 0; i < CHUNK / 4; i++)
+        scores[i] = load_4positions(h->scores + i * 64);
+}
+
 /* Of all 16 rows, which cost no more than `num_rows`. */
 static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, int num_rows, struct positions_ahead *ahead)
 {

@@ -226,14 +226,6 @@ static void weigh_rows16(const struct attention *a, const struct head_tiles *h, 
 
 #define QUARTERS(x, order) _mm512_shuffle_f32x4(x, x, order)
 
-INLINE vf load_4positions(const float *scores)
-{
-    vf x = _mm512_castps128_ps512(_mm_load_ps(scores));
-    x = _mm512_mask_broadcast_f32x4(x, 0x00f0, _mm_load_ps(scores + 16));
-    x = _mm512_mask_broadcast_f32x4(x, 0x0f00, _mm_load_ps(scores + 32));
-    return _mm512_mask_broadcast_f32x4(x, 0xf000, _mm_load_ps(scores + 48));
-}
-
 /* Weights of 16 positions, four to a vector, to one vector for each of the rows; position 4 j + c comes as number 4 c + j. */
 INLINE void transpose_4rows(const vf w[4], __m512i rows[4])
 {
@@ -262,15 +254,24 @@ INLINE void store_4rows(const struct head_tiles *h, const vf weights[CHUNK / 4])
     }
 }
 
-static void weigh_4rows(const struct attention *a, const struct head_tiles *h, struct rows16 *tile,
+static void mask_4rows(const struct rows16 *tile, int64_t start, vf scores[CHUNK / 4])
+{
+    vf last = _mm512_broadcast_f32x4(_mm_loadu_ps(tile->position)), hidden = vset(-INFINITY);
+    vf first = _mm512_broadcast_f32x4(_mm_loadu_ps(tile->lowest));
+    const vf offsets = _mm512_set_ps(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    UNROLL for (int i = 0; i < CHUNK / 4; i++) {
+        vf here = vadd(vset((float)(start + 4 * i)), offsets), x = vselect_less(last, here, hidden, scores[i]);
+        scores[i] = vselect_less(here, first, hidden, x);
+    }
+}
+
+static void weigh_4rows(const struct attention *a, const struct head_tiles *h, struct rows16 *tile, vf w[CHUNK / 4],
                         struct positions_ahead *ahead)
 {
-    vf scale = vset(query_scale(a)), sums = vset(0), w[CHUNK / 4];
+    vf scale = vset(query_scale(a)), sums = vset(0);
     vf before = _mm512_broadcast_f32x4(_mm_loadu_ps(tile->highest)), highest = before;
-    UNROLL for (int i = 0; i < CHUNK / 4; i++) {
-        w[i] = load_4positions(h->scores + i * 64);
+    UNROLL for (int i = 0; i < CHUNK / 4; i++)
         highest = vmax(highest, w[i]);
-    }
     fetch_positions(ahead, 4);
     highest = vmax(highest, QUARTERS(highest, 0x4e));
     vf now = reference(before, vmax(highest, QUARTERS(highest, 0xb1)), scale);
@@ -293,16 +294,24 @@ static void weigh_4rows(const struct attention *a, const struct head_tiles *h, s
 static void attend_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile,
                           const struct chunk *chunk, struct positions_ahead *ahead)
 {
-    score_rows16(job, h, tile, chunk, ahead);
-    fetch_positions(ahead, 4);
-    if (chunk->start + CHUNK - 1 > tile->first_position || chunk->start < lowest_position(job, tile->last_position))
-        mask_rows16(h, tile, chunk->start);
-    if (job->num_rows <= FEW_ROWS)
-        weigh_4rows(job->a, h, tile, ahead);
-    else
+    bool few = job->num_rows <= FEW_ROWS;
+    bool masked = chunk->start + CHUNK - 1 > tile->first_position || chunk->start < lowest_position(job, tile->last_position);
+    if (few) {
+        vf scores[CHUNK / 4];
+        score_4rows(job, h, tile, chunk, ahead, scores);
+        fetch_positions(ahead, 4);
+        if (masked)
+            mask_4rows(tile, chunk->start, scores);
+        weigh_4rows(job->a, h, tile, scores, ahead);
+    } else {
+        score_rows16(job, h, tile, chunk, ahead);
+        fetch_positions(ahead, 4);
+        if (masked)
+            mask_rows16(h, tile, chunk->start);
         weigh_rows16(job->a, h, tile);
+    }
     fetch_positions(ahead, 4);
-    gather_rows16(h, tile, job->num_rows <= FEW_ROWS ? FEW_ROWS : 16, ahead);
+    gather_rows16(h, tile, few ? FEW_ROWS : 16, ahead);
 }
 
 static void store_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile, int64_t first)

@@ -32,6 +32,73 @@ static void score_rows16(const struct job_of_head *job, const struct head_tiles 
     }
 }
 
+/* 16 pairs of dimensions of four keys, four pairs to a vector: those of the first key, of the second, ... */
+struct pairs_of_4keys {
+    __m512i four[4];
+};
+
+INLINE struct pairs_of_4keys load_4keys(const uint16_t *const keys[4], long d)
+{
+    __m512i x[4], t[4];
+    UNROLL for (int i = 0; i < 4; i++)
+        x[i] = _mm512_loadu_si512(keys[i] + d);
+    UNROLL for (int i = 0; i < 2; i++) {
+        t[i] = _mm512_shuffle_i32x4(x[2 * i], x[2 * i + 1], 0x44);
+        t[2 + i] = _mm512_shuffle_i32x4(x[2 * i], x[2 * i + 1], 0xee);
+    }
+    struct pairs_of_4keys pairs;
+    UNROLL for (int i = 0; i < 2; i++) {
+        pairs.four[2 * i] = _mm512_shuffle_i32x4(t[2 * i], t[2 * i + 1], 0x88);
+        pairs.four[2 * i + 1] = _mm512_shuffle_i32x4(t[2 * i], t[2 * i + 1], 0xdd);
+    }
+    return pairs;
+}
+
+enum { FOURS_AT_ONCE = 4 };
+
+/* Scores of four positions by four rows in a vector. */
+INLINE void score_fours(const struct head_tiles *h, const struct rows16 *tile, const struct chunk *chunk, int p,
+                        vf scores[FOURS_AT_ONCE])
+{
+    const uint16_t *keys[FOURS_AT_ONCE][4];
+    UNROLL for (int i = 0; i < FOURS_AT_ONCE * 4; i++) {
+        int k = p + i < chunk->count ? p + i : 0; /* beyond the positions: masked */
+        keys[i / 4][i % 4] = h->in_place ? chunk->keys[k] : h->keys + k * h->dims;
+    }
+    UNROLL for (int i = 0; i < FOURS_AT_ONCE; i++)
+        scores[i] = vset(0);
+    for (long d = 0; d < h->dims; d += 32) {
+        struct pairs_of_4keys pairs[FOURS_AT_ONCE];
+        UNROLL for (int i = 0; i < FOURS_AT_ONCE; i++)
+            pairs[i] = load_4keys(keys[i], d);
+        UNROLL for (int pair = 0; pair < 16; pair++) {
+            const __m128i *rows = (const __m128i *)(tile->q + (d + 2 * pair) * 16);
+            __m512bh q = (__m512bh)_mm512_broadcast_i32x4(_mm_loadu_si128(rows));
+            UNROLL for (int i = 0; i < FOURS_AT_ONCE; i++) {
+                __m512i four = pairs[i].four[pair / 4];
+                __m512i each = pair % 4 == 0   ? _mm512_shuffle_epi32(four, 0x00)
+                               : pair % 4 == 1 ? _mm512_shuffle_epi32(four, 0x55)
+                               : pair % 4 == 2 ? _mm512_shuffle_epi32(four, 0xaa)
+                                               : _mm512_shuffle_epi32(four, 0xff);
+                scores[i] = _mm512_dpbf16_ps(scores[i], q, (__m512bh)each);
+            }
+        }
+    }
+}
+
+static void score_4rows(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
+                        const struct chunk *chunk, struct positions_ahead *ahead, vf scores[CHUNK / 4])
+{
+    (void)job;
+    for (int i = 0; i < CHUNK / 4; i += FOURS_AT_ONCE) {
+        vf some[FOURS_AT_ONCE];
+        score_fours(h, tile, chunk, 4 * i, some);
+        UNROLL for (int k = 0; k < FOURS_AT_ONCE; k++)
+            scores[i + k] = some[k];
+        fetch_positions(ahead, 16);
+    }
+}
+
 /* Rows `first` to `first + rows`, 32 dimensions from `d`. */
 INLINE void gather_dims(const struct head_tiles *h, const struct rows16 *tile, int first, const int rows, long d)
 {
