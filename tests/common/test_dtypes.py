@@ -8,18 +8,20 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
-    ("saved", "tiles", "expected"),
+    ("saved", "tiles", "pairs", "expected"),
     [
-        ("bfloat16", True, torch.bfloat16),
-        ("bfloat16", False, torch.float32),
-        ("float16", True, torch.float32),
-        ("float32", True, torch.float32),
+        ("bfloat16", True, True, torch.bfloat16),
+        ("bfloat16", False, True, torch.bfloat16),
+        ("bfloat16", False, False, torch.float32),
+        ("float16", True, True, torch.float32),
+        ("float32", True, True, torch.float32),
     ],
 )
 def test_a_cpu_uses_bfloat16_where_it_is_fast_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, saved: str, tiles: bool, expected: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, saved: str, tiles: bool, pairs: bool, expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: pairs)
     assert resolve_dtype(saved, CPU) == expected
 
 
