@@ -58,10 +58,8 @@ static void score_4rows(const struct job_of_head *job, const struct head_tiles *
         scores[i] = load_4positions(h->scores + i * 64);
 }
 
-/* Of all 16 rows, which cost no more than `num_rows`. */
-static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, int num_rows, struct positions_ahead *ahead)
+static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, struct positions_ahead *ahead)
 {
-    (void)num_rows;
     long stride = h->dims * 4;
     const uint16_t *low = h->values, *high = h->values + 32 * h->dims; /* the first and the last 16 pairs */
     TILE_LOAD(4, h->weights, CHUNK * 2);
@@ -84,4 +82,21 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile,
         TILE_STORE(0, tile->out + d, stride);
         TILE_STORE(1, tile->out + d + 16, stride);
     }
+}
+
+/* Values always pass through fetch_values. */
+INLINE bool gathers_in_place(const struct job_of_head *job, const struct head_tiles *h)
+{
+    (void)job;
+    (void)h;
+    return false;
+}
+
+/* All 16 rows, which cost no more. */
+static void gather_4rows(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
+                         const struct chunk *chunk, struct positions_ahead *ahead)
+{
+    (void)job;
+    (void)chunk;
+    gather_rows16(h, tile, ahead);
 }

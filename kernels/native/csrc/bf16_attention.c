@@ -294,24 +294,25 @@ static void weigh_4rows(const struct attention *a, const struct head_tiles *h, s
 static void attend_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile,
                           const struct chunk *chunk, struct positions_ahead *ahead)
 {
-    bool few = job->num_rows <= FEW_ROWS;
     bool masked = chunk->start + CHUNK - 1 > tile->first_position || chunk->start < lowest_position(job, tile->last_position);
-    if (few) {
+    if (job->num_rows <= FEW_ROWS) {
         vf scores[CHUNK / 4];
         score_4rows(job, h, tile, chunk, ahead, scores);
         fetch_positions(ahead, 4);
         if (masked)
             mask_4rows(tile, chunk->start, scores);
         weigh_4rows(job->a, h, tile, scores, ahead);
+        fetch_positions(ahead, 4);
+        gather_4rows(job, h, tile, chunk, ahead);
     } else {
         score_rows16(job, h, tile, chunk, ahead);
         fetch_positions(ahead, 4);
         if (masked)
             mask_rows16(h, tile, chunk->start);
         weigh_rows16(job->a, h, tile);
+        fetch_positions(ahead, 4);
+        gather_rows16(h, tile, ahead);
     }
-    fetch_positions(ahead, 4);
-    gather_rows16(h, tile, few ? FEW_ROWS : 16, ahead);
 }
 
 static void store_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile, int64_t first)
@@ -378,7 +379,8 @@ INLINE void attend_chunks(const struct job_of_head *job, const struct job_of_hea
             expect_chunk(next, &ahead, first_chunk(next), position_of(next, next->first_row + next->num_rows - 1), dtype);
         if (!h->in_place)
             fetch_keys(job, h, &chunk, dtype);
-        fetch_values(job, h, &chunk, &ahead, dtype);
+        if (!gathers_in_place(job, h))
+            fetch_values(job, h, &chunk, &ahead, dtype);
         for (int i = 0; i < h->num_tiles; i++)
             if (start <= h->tiles[i].last_position)
                 attend_rows16(job, h, &h->tiles[i], &chunk, &ahead);

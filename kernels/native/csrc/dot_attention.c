@@ -95,43 +95,103 @@ static void score_4rows(const struct job_of_head *job, const struct head_tiles *
         score_fours(h, tile, chunk, 4 * i, some);
         UNROLL for (int k = 0; k < FOURS_AT_ONCE; k++)
             scores[i + k] = some[k];
-        fetch_positions(ahead, 16);
+        fetch_positions(ahead, 4);
     }
 }
 
-/* Rows `first` to `first + rows`, 32 dimensions from `d`. */
+/* A row's sums over positions, 32 dimensions of them, in the order of fetch_values. */
+struct dims32 {
+    vf low, high;
+};
+
+INLINE struct dims32 load_out(const float *out)
+{
+    return (struct dims32){vload(out), vload(out + W)};
+}
+
+INLINE void store_out(float *out, struct dims32 x)
+{
+    vstore(out, x.low);
+    vstore(out + W, x.high);
+}
+
+/* Two positions' weights times their values side by side. */
+INLINE struct dims32 add_pair(struct dims32 sum, const uint16_t *weights, __m512i low, __m512i high)
+{
+    __m512bh weight = all_pairs(weights);
+    return (struct dims32){_mm512_dpbf16_ps(sum.low, weight, (__m512bh)low), _mm512_dpbf16_ps(sum.high, weight, (__m512bh)high)};
+}
+
+/* Rows from `first`, 32 dimensions from `d`. */
 INLINE void gather_dims(const struct head_tiles *h, const struct rows16 *tile, int first, const int rows, long d)
 {
     const uint16_t *values = h->values + d * 2, *weights = h->weights + first * CHUNK;
     float *out = tile->out + first * h->dims + d;
-    vf sums[ROWS_AT_ONCE][2];
-    UNROLL for (int r = 0; r < rows; r++) {
-        sums[r][0] = vload(out + r * h->dims);
-        sums[r][1] = vload(out + r * h->dims + W);
-    }
+    struct dims32 sums[ROWS_AT_ONCE];
+    UNROLL for (int r = 0; r < rows; r++)
+        sums[r] = load_out(out + r * h->dims);
     for (long p = 0; p < CHUNK; p += 2) {
-        __m512bh low = (__m512bh)_mm512_load_si512(values + p * h->dims);
-        __m512bh high = (__m512bh)_mm512_load_si512(values + p * h->dims + 32);
-        UNROLL for (int r = 0; r < rows; r++) {
-            __m512bh weight = all_pairs(weights + r * CHUNK + p);
-            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], weight, low);
-            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], weight, high);
-        }
+        __m512i low = _mm512_load_si512(values + p * h->dims), high = _mm512_load_si512(values + p * h->dims + 32);
+        UNROLL for (int r = 0; r < rows; r++)
+            sums[r] = add_pair(sums[r], weights + r * CHUNK + p, low, high);
     }
-    UNROLL for (int r = 0; r < rows; r++) {
-        vstore(out + r * h->dims, sums[r][0]);
-        vstore(out + r * h->dims + W, sums[r][1]);
+    UNROLL for (int r = 0; r < rows; r++)
+        store_out(out + r * h->dims, sums[r]);
+}
+
+static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, struct positions_ahead *ahead)
+{
+    for (long d = 0; d < h->dims; d += 32) {
+        for (int first = 0; first < 16; first += ROWS_AT_ONCE)
+            gather_dims(h, tile, first, ROWS_AT_ONCE, d);
+        fetch_positions(ahead, 8);
     }
 }
 
-static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, int num_rows, struct positions_ahead *ahead)
+/* Values that only a few rows need are not worth a copy. */
+INLINE bool gathers_in_place(const struct job_of_head *job, const struct head_tiles *h)
+{
+    return h->in_place && job->num_rows <= FEW_ROWS;
+}
+
+/* As gather_dims does, from the cache: positions that are not there would add nothing. */
+INLINE void gather_dims_in_place(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
+                                 const struct chunk *chunk, struct positions_ahead *ahead, const int rows, long d)
+{
+    size_t to_values = keys_to_values(job->a);
+    float *out = tile->out + d;
+    struct dims32 sums[FEW_ROWS];
+    UNROLL for (int r = 0; r < rows; r++)
+        sums[r] = load_out(out + r * h->dims);
+    for (int p = 0; p < chunk->count; p += 2) {
+        const uint16_t *even = (const uint16_t *)chunk->keys[p] + to_values + d;
+        __m512i x = _mm512_loadu_si512(even), y = _mm512_setzero_si512();
+        if (p + 1 < chunk->count)
+            y = _mm512_loadu_si512((const uint16_t *)chunk->keys[p + 1] + to_values + d);
+        __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);
+        UNROLL for (int r = 0; r < rows; r++)
+            sums[r] = add_pair(sums[r], h->weights + r * CHUNK + p, low, high);
+        if (p % 8 == 0)
+            fetch_positions(ahead, 1);
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        store_out(out + r * h->dims, sums[r]);
+}
+
+static void gather_4rows(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
+                         const struct chunk *chunk, struct positions_ahead *ahead)
 {
     for (long d = 0; d < h->dims; d += 32) {
-        if (num_rows <= FEW_ROWS)
+        if (!gathers_in_place(job, h))
             gather_dims(h, tile, 0, FEW_ROWS, d);
+        else if (job->num_rows == 1)
+            gather_dims_in_place(job, h, tile, chunk, ahead, 1, d);
+        else if (job->num_rows == 2)
+            gather_dims_in_place(job, h, tile, chunk, ahead, 2, d);
+        else if (job->num_rows == 3)
+            gather_dims_in_place(job, h, tile, chunk, ahead, 3, d);
         else
-            for (int first = 0; first < 16; first += ROWS_AT_ONCE)
-                gather_dims(h, tile, first, ROWS_AT_ONCE, d);
-        fetch_positions(ahead, 8);
+            gather_dims_in_place(job, h, tile, chunk, ahead, FEW_ROWS, d);
+        fetch_positions(ahead, 4);
     }
 }
