@@ -44,7 +44,7 @@ INLINE void store_outputs(const struct linear_job *job, int64_t row, int64_t out
     store_row(&job->out, row, output, n, value);
 }
 
-enum { MOST_BLOCK_ROWS = 12, MOST_QUANTIZED_ROWS = 6 };
+enum { MOST_BLOCK_ROWS = 12, MOST_QUANTIZED_ROWS = 12 };
 
 /* Sums leave their registers for here before anything is done with them: code for every type of result behind the loop
  * would make the compiler keep them in memory from the beginning. */
@@ -197,15 +197,18 @@ struct block {
 };
 
 #if defined(ISA_AVX512)
-BLOCK(1, 1) BLOCK(2, 1) BLOCK(3, 1) BLOCK(4, 1) BLOCK(5, 1) BLOCK(6, 1)
-BLOCK(7, 2) BLOCK(8, 2) BLOCK(9, 2) BLOCK(10, 2) BLOCK(11, 2) BLOCK(12, 2)
+BLOCK(1, 1) BLOCK(2, 1) BLOCK(3, 1) BLOCK(4, 1) BLOCK(5, 1) BLOCK(6, 1) BLOCK(7, 2) BLOCK(8, 2) BLOCK(9, 2)
+BLOCK(10, 2) BLOCK(11, 2) BLOCK(12, 2)
 static const struct block blocks[] = {{block_1_1, 1}, {block_2_1, 1}, {block_3_1, 1}, {block_4_1, 1}, {block_5_1, 1},
                                       {block_6_1, 1}, {block_7_2, 2}, {block_8_2, 2}, {block_9_2, 2}, {block_10_2, 2},
                                       {block_11_2, 2}, {block_12_2, 2}};
-QUANTIZED_BLOCK(1, 1) QUANTIZED_BLOCK(2, 1) QUANTIZED_BLOCK(3, 1) QUANTIZED_BLOCK(4, 1)
-QUANTIZED_BLOCK(5, 2) QUANTIZED_BLOCK(6, 2)
+QUANTIZED_BLOCK(1, 1) QUANTIZED_BLOCK(2, 1) QUANTIZED_BLOCK(3, 1) QUANTIZED_BLOCK(4, 1) QUANTIZED_BLOCK(5, 1)
+QUANTIZED_BLOCK(6, 1) QUANTIZED_BLOCK(7, 1) QUANTIZED_BLOCK(8, 1) QUANTIZED_BLOCK(9, 1) QUANTIZED_BLOCK(10, 1)
+QUANTIZED_BLOCK(11, 1) QUANTIZED_BLOCK(12, 1)
 static const struct block quantized_blocks[] = {{quantized_1_1, 1}, {quantized_2_1, 1}, {quantized_3_1, 1},
-                                                {quantized_4_1, 1}, {quantized_5_2, 2}, {quantized_6_2, 2}};
+                                                {quantized_4_1, 1}, {quantized_5_1, 1}, {quantized_6_1, 1},
+                                                {quantized_7_1, 1}, {quantized_8_1, 1}, {quantized_9_1, 1},
+                                                {quantized_10_1, 1}, {quantized_11_1, 1}, {quantized_12_1, 1}};
 #elif defined(ISA_AVX2)
 BLOCK(1, 2) BLOCK(2, 1) BLOCK(3, 1) BLOCK(4, 1)
 static const struct block blocks[] = {{block_1_2, 2}, {block_2_1, 1}, {block_3_1, 1}, {block_4_1, 1}};
