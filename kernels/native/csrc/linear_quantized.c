@@ -162,6 +162,15 @@ INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t pan
     store_results(job, row, panel, rows, panels, &results);
 }
 
+/* With many rows a span of numbers of four bits takes so long that the processor does not read ahead by itself. */
+INLINE void fetch_int4_spans(const char *span, const int rows)
+{
+    enum { SPANS = 4, MANY_ROWS = 6 };
+    if (rows >= MANY_ROWS)
+        UNROLL for (size_t line = 0; line < INT4_SPAN_BYTES; line += 64)
+            __builtin_prefetch(span + SPANS * INT4_SPAN_BYTES + line);
+}
+
 /* y = sum over groups of (scale * sum of q x + least * sum of x), each sum of q x exact. */
 INLINE void multiply_int4(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels)
 {
@@ -176,6 +185,8 @@ INLINE void multiply_int4(const struct linear_job *job, int64_t row, int64_t pan
     for (int64_t g = 0; g < groups; g++) {
         const char *span = w + g / 2 * INT4_SPAN_BYTES;
         const uint8_t *whole = (const uint8_t *)span + 8 * PANEL + g % 2 * GROUP * PANEL / 2;
+        if (g % 2 == 0)
+            fetch_int4_spans(span, rows);
         wholes dots[MOST_QUANTIZED_ROWS][PANEL_GROUP * VPP];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int c = 0; c < panels * VPP; c++)
