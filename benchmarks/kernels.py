@@ -273,7 +273,7 @@ def report(bench: Bench, isa: str) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="core to run on")
-    parser.add_argument("--isa", default="", help="instruction set: amx, avx512, avx2, portable")
+    parser.add_argument("--isa", default="", help="instruction set: amx, avx512_bf16, avx512, avx2, portable")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--only", choices=GROUPS_OF_CASES, action="append", help="a group of cases")
     parser.add_argument("--json", type=Path, help="file to write the figures to")

@@ -1,8 +1,8 @@
 """Kernels in C for CPUs: the operations of ``kernels.Ops`` on torch tensors, without a copy.
 
-``csrc/isa.c`` has all kernels; it is compiled for AMX, AVX-512, AVX2 and plain C, and which of them runs is
-chosen when the library is loaded. ``build.py`` compiles on first use, ``library.py`` knows the signatures,
-``decoder.py`` computes a whole step in one call.
+``csrc/isa.c`` has all kernels; it is compiled for AMX, AVX-512 with and without products of bf16, AVX2 and
+plain C, and which of them runs is chosen when the library is loaded. ``build.py`` compiles on first use,
+``library.py`` knows the signatures, ``decoder.py`` computes a whole step in one call.
 
 A row's result is the same bits whatever else is in the batch, however a prompt is cut into chunks, wherever
 its blocks lie and with any number of threads: every sum has one order, fixed by the row alone."""
@@ -50,8 +50,9 @@ def available() -> str | None:
 
 
 def instruction_set(name: str = "") -> str:
-    """Use the named instruction set ("amx", "avx512_bf16", "avx512", "avx2", "portable"; "": the best here); returns its
-    name. For tests and measurements: quantized weights must be packed anew, and nothing may be computing."""
+    """Use the named instruction set ("amx", "avx512_bf16", "avx512", "avx2", "portable"; "": the best here);
+    returns its name. For tests and measurements: quantized weights must be packed anew, and nothing may be
+    computing."""
     return choose(load(), name)
 
 

@@ -1,8 +1,8 @@
 /* y = x W^T + b.
  *
- * Every output element is one chain of multiply-adds over the inputs in order (int8: over groups of inputs, whose sums
- * of whole numbers are exact), whatever the number of rows, the blocking and the threads: a row's result is the same
- * bits in every batch. Weights are read once for all rows of a block; with one row this runs at the memory's speed. */
+ * Every output element is one chain of multiply-adds over the inputs in order (in bf16, where the processor multiplies it,
+ * over pairs of inputs; quantized: over groups of inputs, whose sums of whole numbers are exact), whatever the number of
+ * rows, the blocking and the threads: a row's result is the same bits in every batch. Weights are read once for all rows of a block; with one row this runs at the memory's speed. */
 
 #define VPP (PANEL / W) /* vectors per panel */
 
@@ -190,7 +190,8 @@ INLINE void multiply_dots(const struct linear_job *job, int64_t row, int64_t pan
     }
 
 /* By the number of rows, beginning with one; `panels` is how many a block takes. Few rows wait for memory, which delivers
- * one panel after the other soonest; with many, each number taken from a row should serve two panels. */
+ * one panel after the other soonest; of many, every number that is loaded should serve two panels, unless registers are
+ * better spent on more rows: quantized products need two for a sum. */
 struct block {
     void (*multiply)(const struct linear_job *, int64_t row, int64_t panel);
     int panels;
