@@ -119,7 +119,9 @@ INLINE void store_out(float *out, struct dims32 x)
 INLINE struct dims32 add_pair(struct dims32 sum, const uint16_t *weights, __m512i low, __m512i high)
 {
     __m512bh weight = all_pairs(weights);
-    return (struct dims32){_mm512_dpbf16_ps(sum.low, weight, (__m512bh)low), _mm512_dpbf16_ps(sum.high, weight, (__m512bh)high)};
+    sum.low = _mm512_dpbf16_ps(sum.low, weight, (__m512bh)low);
+    sum.high = _mm512_dpbf16_ps(sum.high, weight, (__m512bh)high);
+    return sum;
 }
 
 /* Rows from `first`, 32 dimensions from `d`. */

@@ -2,7 +2,8 @@
  *
  * Every output element is one chain of multiply-adds over the inputs in order (in bf16, where the processor multiplies it,
  * over pairs of inputs; quantized: over groups of inputs, whose sums of whole numbers are exact), whatever the number of
- * rows, the blocking and the threads: a row's result is the same bits in every batch. Weights are read once for all rows of a block; with one row this runs at the memory's speed. */
+ * rows, the blocking and the threads: a row's result is the same bits in every batch. Weights are read once for all rows
+ * of a block; with one row this runs at the memory's speed. */
 
 #define VPP (PANEL / W) /* vectors per panel */
 
@@ -256,7 +257,8 @@ static void multiply_panels(void *context, int64_t item)
     int64_t num_blocks = (job->num_rows + most - 1) / most;
     int64_t lowest = block_of(job->weight->kind, job->num_rows / num_blocks)->panels;
     int64_t highest = block_of(job->weight->kind, (job->num_rows + num_blocks - 1) / num_blocks)->panels;
-    int64_t step = num_blocks == 1 ? end - panel : lowest > highest ? lowest : highest; /* one is a multiple of the other */
+    int64_t wider = lowest > highest ? lowest : highest; /* a multiple of the other one */
+    int64_t step = num_blocks == 1 ? end - panel : wider;
     for (; panel < end; panel += step)
         for (int64_t b = 0, row = 0; b < num_blocks; b++) {
             int64_t rows = (job->num_rows - row + num_blocks - b - 1) / (num_blocks - b); /* about equally high */
@@ -279,7 +281,8 @@ static void prepare_rows(struct linear_job *job)
     if (job->x.dtype == (int32_t)dtype && n == padded) {
         job->taken = job->x;
     } else {
-        job->taken = (struct rows){scratch(SCRATCH_ROWS, (size_t)(job->num_rows * padded) * dtype_bytes(dtype)), padded, dtype};
+        size_t bytes = (size_t)(job->num_rows * padded) * dtype_bytes(dtype);
+        job->taken = (struct rows){scratch(SCRATCH_ROWS, bytes), padded, dtype};
         parallel(row_items(job->num_rows), take_rows, job);
     }
 }
