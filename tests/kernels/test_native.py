@@ -410,6 +410,36 @@ def test_attention_of_a_token_does_not_depend_on_chunks_batch_or_blocks(
             assert same_bits(moved.attend([(s, 0, n)], window), whole[s])
 
 
+@pytest.mark.parametrize("window", [0, 70, 700])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [6, 18])
+def test_threads_may_share_a_long_context(
+    isa: str, heads: int, dtype: torch.dtype, window: int, threads: None
+) -> None:
+    lens = [1300, 40, 600]
+    context = Context(7, lens, heads, groups=2, dtype=dtype)
+    whole = [context.attend([(s, 0, n)], window) for s, n in enumerate(lens)]
+    for s, n in enumerate(lens):
+        close(whole[s], context.expect([(s, 0, n)], window), TOLERANCE[dtype])
+    for num_threads in (1, 2, 7):
+        native.set_num_threads(num_threads)
+        for at in (63, 511, 512, 600, 1023, 1024, 1299):
+            assert same_bits(context.attend([(0, at, 1)], window), whole[0][at : at + 1]), (num_threads, at)
+        for at in (510, 511, 1023, 1290):
+            assert same_bits(context.attend([(0, at, 2)], window), whole[0][at : at + 2]), (num_threads, at)
+        together = context.attend([(1, 39, 1), (0, 1298, 2), (2, 0, 600)], window)
+        assert same_bits(together[:1], whole[1][39:]) and same_bits(together[1:3], whole[0][1298:])
+        assert same_bits(together[3:], whole[2])
+
+
+def test_keys_that_are_no_numbers_show_in_whatever_part_of_the_context(isa: str, threads: None) -> None:
+    context = Context(2, [1300])
+    context.cache[context.tables[0].long()[3], 0, :, 3] = float("nan")
+    for num_threads in (1, 4):
+        native.set_num_threads(num_threads)
+        assert not context.attend([(0, 1299, 1)]).isfinite().any()
+
+
 @pytest.mark.parametrize("steepness", [3.0, 20.0])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_keeps_up_with_scores_that_grow_by_any_factor(

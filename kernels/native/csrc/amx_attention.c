@@ -1,7 +1,8 @@
 /* The products of bf16_attention.c in AMX tiles. */
 
-static void begin_products(void)
+static void begin_products(const struct head_tiles *h)
 {
+    memset(h->weights, 0, sizeof(uint16_t) * 16 * CHUNK); /* of rows that nobody computes */
     configure_tiles(16, 16);
 }
 
@@ -18,7 +19,7 @@ static void score_rows16(const struct job_of_head *job, const struct head_tiles 
     const uint16_t *keys[CHUNK / 16];
     for (int i = 0; i < CHUNK / 16; i++) {
         int p = 16 * i < chunk->count ? 16 * i : 0;
-        keys[i] = h->in_place ? chunk->keys[p] : h->keys + p * h->dims;
+        keys[i] = h->in_place ? (const uint16_t *)chunk->keys[p] : h->keys + p * h->dims;
     }
     zero_results();
     for (long d = 0; d < h->dims; d += 32) {
@@ -65,11 +66,11 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile,
     TILE_LOAD(4, h->weights, CHUNK * 2);
     TILE_LOAD(5, h->weights + 32, CHUNK * 2);
     for (long d = 0; d < h->dims; d += 32) {
-        TILE_LOAD(0, tile->out + d, stride);
+        TILE_LOAD(0, tile->split.out + d, stride);
         TILE_LOAD(6, low + d * 2, stride);
         TILE_MULTIPLY(0, 4, 6);
         fetch_positions(ahead, 2);
-        TILE_LOAD(1, tile->out + d + 16, stride);
+        TILE_LOAD(1, tile->split.out + d + 16, stride);
         TILE_LOAD(7, low + (d + 16) * 2, stride);
         TILE_MULTIPLY(1, 4, 7);
         fetch_positions(ahead, 2);
@@ -79,8 +80,8 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile,
         TILE_LOAD(7, high + (d + 16) * 2, stride);
         TILE_MULTIPLY(1, 5, 7);
         fetch_positions(ahead, 2);
-        TILE_STORE(0, tile->out + d, stride);
-        TILE_STORE(1, tile->out + d + 16, stride);
+        TILE_STORE(0, tile->split.out + d, stride);
+        TILE_STORE(1, tile->split.out + d + 16, stride);
     }
 }
 

@@ -10,8 +10,8 @@ enum { TILES_AT_ONCE = 16, FEW_ROWS = 4 }; /* tiles of 16 rows, for which keys a
 
 struct rows16 {
     uint16_t *q;       /* [dims / 32][16 pairs of dims][16 rows][2] */
-    float *out;        /* [16 rows, dims], unnormalized */
-    float highest[16], sum[16], position[16], lowest[16];
+    struct row_sums split, whole;
+    float position[16], lowest[16];
     int64_t first_position, last_position;
 };
 
@@ -78,13 +78,10 @@ static void load_rows16(const struct job_of_head *job, const struct head_tiles *
         for (int i = 0; i < 16; i++)
             vstore((float *)(tile->q + d * 16) + i * 16, r[i]);
     }
-    memset(tile->out, 0, sizeof(float) * 16 * (size_t)h->dims);
     for (int i = 0; i < 16; i++) {
         int64_t position = position_of(job, first + (i < count ? i : count - 1));
         tile->position[i] = (float)position;
         tile->lowest[i] = (float)lowest_position(job, position);
-        tile->highest[i] = LOWEST;
-        tile->sum[i] = 0;
     }
     tile->first_position = position_of(job, first);
     tile->last_position = position_of(job, first + count - 1);
@@ -101,29 +98,20 @@ INLINE void fetch_keys(const struct job_of_head *job, const struct head_tiles *h
 /* Asks for what will be read next, a few positions at a time between computing: blocks lie anywhere, so that the
  * processor cannot foresee it, and it holds only so many requests: a burst of them stops everything else. */
 struct positions_ahead {
-    struct chunk chunk;
-    int next;          /* of the chunk's positions; from its count on there is nothing to ask for */
+    const struct chunk *chunk;
+    int next, count;   /* of the chunk's positions; from `count` on there is nothing to ask for */
     int64_t bytes;     /* of a position's keys */
     size_t values;     /* from keys to values, in bytes */
 };
 
 INLINE void fetch_positions(struct positions_ahead *ahead, int count)
 {
-    for (int end = ahead->next + count; ahead->next < end && ahead->next < ahead->chunk.count; ahead->next++)
+    for (int end = ahead->next + count; ahead->next < end && ahead->next < ahead->count; ahead->next++)
         for (int64_t byte = 0; byte < ahead->bytes; byte += 64) {
-            const char *key = (const char *)ahead->chunk.keys[ahead->next] + byte;
+            const char *key = ahead->chunk->keys[ahead->next] + byte;
             _mm_prefetch(key, _MM_HINT_T1);
             _mm_prefetch(key + ahead->values, _MM_HINT_T1);
         }
-}
-
-INLINE void expect_chunk(const struct job_of_head *job, struct positions_ahead *ahead, int64_t start, int64_t last,
-                         enum dtype dtype)
-{
-    ahead->chunk = locate(job, start, last, dtype);
-    ahead->next = 0;
-    ahead->bytes = row_width(job->a->head_dim, dtype) * (int64_t)dtype_bytes(dtype);
-    ahead->values = keys_to_values(job->a) * dtype_bytes(dtype);
 }
 
 /* Values of two positions side by side, dimension by dimension; zeros where there is no position. Within each 32
@@ -190,7 +178,7 @@ static void rescale_rows16(const struct head_tiles *h, struct rows16 *tile, vf f
         return; /* a product with one changes no bit */
     for (int r = 0; r < num_rows; r++)
         for (long d = 0; d < h->dims; d += W)
-            vstore(tile->out + r * h->dims + d, vmul(vload(tile->out + r * h->dims + d), vset(factors[r])));
+            vstore(tile->split.out + r * h->dims + d, vmul(vload(tile->split.out + r * h->dims + d), vset(factors[r])));
 }
 
 /* Weights are relative to the highest score of some chunk before, as long as that is high enough: each row's own affair,
@@ -202,7 +190,7 @@ INLINE vf reference(vf before, vf highest, vf scale)
 
 static void weigh_rows16(const struct attention *a, const struct head_tiles *h, struct rows16 *tile)
 {
-    vf before = vload(tile->highest), scale = vset(query_scale(a)), sums[4], highest[4];
+    vf before = vload(tile->split.highest), scale = vset(query_scale(a)), sums[4], highest[4];
     UNROLL for (int i = 0; i < 4; i++)
         highest[i] = before;
     for (int p = 0; p < CHUNK; p += 4)
@@ -216,8 +204,8 @@ static void weigh_rows16(const struct attention *a, const struct head_tiles *h, 
         weigh_half(h, p, scale, shift, sums);
     vf factor = vexp2_coarse(vmul(vsub(before, now), scale));
     rescale_rows16(h, tile, factor, 16);
-    vstore(tile->highest, now);
-    vstore(tile->sum, vfma(vload(tile->sum), factor, vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3]))));
+    vstore(tile->split.highest, now);
+    vstore(tile->split.sum, vfma(vload(tile->split.sum), factor, vadd(vadd(sums[0], sums[1]), vadd(sums[2], sums[3]))));
 }
 
 /* ---- at most four rows ----
@@ -269,7 +257,7 @@ static void weigh_4rows(const struct attention *a, const struct head_tiles *h, s
                         struct positions_ahead *ahead)
 {
     vf scale = vset(query_scale(a)), sums = vset(0);
-    vf before = _mm512_broadcast_f32x4(_mm_loadu_ps(tile->highest)), highest = before;
+    vf before = _mm512_broadcast_f32x4(_mm_loadu_ps(tile->split.highest)), highest = before;
     UNROLL for (int i = 0; i < CHUNK / 4; i++)
         highest = vmax(highest, w[i]);
     fetch_positions(ahead, 4);
@@ -286,9 +274,9 @@ static void weigh_4rows(const struct attention *a, const struct head_tiles *h, s
     vf factor = vexp2_coarse(vmul(vsub(before, now), scale));
     rescale_rows16(h, tile, factor, 4);
     sums = vadd(sums, QUARTERS(sums, 0xb1));
-    sums = vfma(_mm512_broadcast_f32x4(_mm_loadu_ps(tile->sum)), factor, vadd(sums, QUARTERS(sums, 0x4e)));
-    _mm_storeu_ps(tile->highest, _mm512_castps512_ps128(now));
-    _mm_storeu_ps(tile->sum, _mm512_castps512_ps128(sums));
+    sums = vfma(_mm512_broadcast_f32x4(_mm_loadu_ps(tile->split.sum)), factor, vadd(sums, QUARTERS(sums, 0x4e)));
+    _mm_storeu_ps(tile->split.highest, _mm512_castps512_ps128(now));
+    _mm_storeu_ps(tile->split.sum, _mm512_castps512_ps128(sums));
 }
 
 static void attend_rows16(const struct job_of_head *job, const struct head_tiles *h, struct rows16 *tile,
@@ -323,10 +311,10 @@ static void store_rows16(const struct job_of_head *job, const struct head_tiles 
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int r = 0; r < 16 && first + r < job->first_row + job->num_rows; r++) {
         void *to = head_of_row(job, &a->out, first + r);
-        vf inverse = vset(1.0f / tile->sum[r]);
+        vf inverse = vset(1.0f / tile->whole.sum[r]);
         for (long d = 0; d < a->head_dim; d += 32) { /* back from the order of fetch_values */
-            vf x = vmul(vload(tile->out + r * h->dims + d), inverse);
-            vf y = vmul(vload(tile->out + r * h->dims + d + 16), inverse);
+            vf x = vmul(vload(tile->whole.out + r * h->dims + d), inverse);
+            vf y = vmul(vload(tile->whole.out + r * h->dims + d + 16), inverse);
             vstore_at(to, d, a->head_dim, _mm512_permutex2var_ps(x, low, y), dtype);
             if (d + 16 < a->head_dim)
                 vstore_at(to, d + 16, a->head_dim, _mm512_permutex2var_ps(x, high, y), dtype);
@@ -334,12 +322,18 @@ static void store_rows16(const struct job_of_head *job, const struct head_tiles 
     }
 }
 
+/* Of a tile: others are computed by products that cannot leave them out, and never looked at. */
+INLINE int rows_kept(int64_t num_rows)
+{
+    return num_rows <= FEW_ROWS ? FEW_ROWS : 16;
+}
+
 static void lay_out_head(struct head_tiles *h, const struct attention *a, int64_t num_rows)
 {
     h->num_tiles = (int)((num_rows + 15) / 16);
     h->dims = (long)round_up(a->head_dim, 32);
     h->in_place = a->cache_dtype == BF16 && a->block_size % 16 == 0 && a->head_dim == h->dims;
-    size_t dims = (size_t)h->dims, chunk = dims * CHUNK * 2, tile = dims * 16 * (2 + 4);
+    size_t dims = (size_t)h->dims, chunk = dims * CHUNK * 2, tile = dims * 16 * (2 + 4 + 4);
     char *memory = scratch(SCRATCH_TILE, 2 * chunk + CHUNK * 16 * (4 + 2) + (size_t)h->num_tiles * tile);
     h->keys = (uint16_t *)memory;
     h->values = (uint16_t *)(memory + chunk);
@@ -347,14 +341,26 @@ static void lay_out_head(struct head_tiles *h, const struct attention *a, int64_
     h->weights = (uint16_t *)(memory + 2 * chunk + CHUNK * 16 * 4);
     memory += 2 * chunk + CHUNK * 16 * (4 + 2);
     for (int i = 0; i < h->num_tiles; i++, memory += tile) {
-        h->tiles[i].out = (float *)memory;
-        h->tiles[i].q = (uint16_t *)(memory + dims * 16 * 4);
+        h->tiles[i].split.out = (float *)memory;
+        h->tiles[i].whole.out = (float *)(memory + dims * 16 * 4);
+        h->tiles[i].q = (uint16_t *)(memory + dims * 16 * 8);
+        begin_sums(&h->tiles[i].split, rows_kept(num_rows), h->dims);
+        begin_sums(&h->tiles[i].whole, rows_kept(num_rows), h->dims);
     }
 }
 
-INLINE int64_t first_chunk(const struct job_of_head *job)
+static void add_split16(const struct attention *a, const struct head_tiles *h, struct rows16 *tile,
+                        const struct row_sums *split, int num_rows)
 {
-    return lowest_position(job, position_of(job, job->first_row)) / CHUNK * CHUNK;
+    add_split(&tile->whole, split, num_rows, h->dims, vset(query_scale(a)), vexp2_coarse);
+}
+
+static void end_split(const struct job_of_head *job, struct head_tiles *h)
+{
+    for (int i = 0; i < h->num_tiles; i++) {
+        add_split16(job->a, h, &h->tiles[i], &h->tiles[i].split, rows_kept(job->num_rows));
+        begin_sums(&h->tiles[i].split, rows_kept(job->num_rows), h->dims);
+    }
 }
 
 /* With more rows there is more to compute than to read, and other rows have just read the same. */
@@ -367,25 +373,37 @@ INLINE bool waits_for_memory(const struct job_of_head *job)
 INLINE void attend_chunks(const struct job_of_head *job, const struct job_of_head *next, struct head_tiles *h,
                           enum dtype dtype)
 {
-    int64_t last = h->tiles[h->num_tiles - 1].last_position;
-    bool waits = waits_for_memory(job);
-    for (int64_t start = first_chunk(job); start <= last; start += CHUNK) {
-        struct chunk chunk = locate(job, start, last, dtype);
-        struct positions_ahead ahead;
-        ahead.next = ahead.chunk.count = 0;
-        if (waits && start + CHUNK <= last)
-            expect_chunk(job, &ahead, start + CHUNK, last, dtype);
-        else if (next != NULL && start + CHUNK > last && waits_for_memory(next))
-            expect_chunk(next, &ahead, first_chunk(next), position_of(next, next->first_row + next->num_rows - 1), dtype);
+    struct chunk chunks[2], *chunk = chunks;
+    struct positions_ahead ahead;
+    ahead.bytes = row_width(job->a->head_dim, dtype) * (int64_t)dtype_bytes(dtype);
+    ahead.values = keys_to_values(job->a) * dtype_bytes(dtype);
+    locate(job, job->start, chunk, dtype);
+    for (int64_t start = job->start; start < job->end; start += CHUNK) {
+        const struct job_of_head *then = start + CHUNK < job->end ? job : next;
+        struct chunk *following = chunk == chunks ? chunks + 1 : chunks;
+        if (then != NULL)
+            locate(then, then == job ? start + CHUNK : then->start, following, dtype);
+        ahead.chunk = following;
+        ahead.next = 0;
+        ahead.count = then != NULL && waits_for_memory(then) ? following->count : 0;
         if (!h->in_place)
-            fetch_keys(job, h, &chunk, dtype);
+            fetch_keys(job, h, chunk, dtype);
         if (!gathers_in_place(job, h))
-            fetch_values(job, h, &chunk, &ahead, dtype);
+            fetch_values(job, h, chunk, &ahead, dtype);
         for (int i = 0; i < h->num_tiles; i++)
             if (start <= h->tiles[i].last_position)
-                attend_rows16(job, h, &h->tiles[i], &chunk, &ahead);
+                attend_rows16(job, h, &h->tiles[i], chunk, &ahead);
         fetch_positions(&ahead, CHUNK);
+        chunk = following;
+        if (job->part == NULL && ends_split(job, start))
+            end_split(job, h);
     }
+}
+
+static void store_head(const struct job_of_head *job, const struct head_tiles *h)
+{
+    for (int i = 0; i < h->num_tiles; i++)
+        store_rows16(job, h, &h->tiles[i], job->first_row + 16 * i);
 }
 
 static void attend_tiles(const struct job_of_head *job, const struct job_of_head *next)
@@ -394,14 +412,23 @@ static void attend_tiles(const struct job_of_head *job, const struct job_of_head
     lay_out_head(&h, job->a, job->num_rows);
     for (int i = 0; i < h.num_tiles; i++)
         load_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);
-    if (job->num_rows <= FEW_ROWS)
-        memset(h.weights, 0, sizeof(uint16_t) * 16 * CHUNK); /* of rows that nobody computes */
-    begin_products();
+    begin_products(&h);
     if (job->a->cache_dtype == I8)
         attend_chunks(job, next, &h, I8);
     else
         attend_chunks(job, next, &h, BF16);
     end_products();
-    for (int i = 0; i < h.num_tiles; i++)
-        store_rows16(job, &h, &h.tiles[i], job->first_row + 16 * i);
+    if (job->part == NULL)
+        store_head(job, &h);
+    else
+        leave_part(job->part, &h.tiles[0].split, (int)job->num_rows, h.dims);
+}
+
+static void join_tiles(const struct job_of_head *job, const struct shares *shares, int64_t first, int64_t count)
+{
+    struct head_tiles h;
+    lay_out_head(&h, job->a, job->num_rows);
+    for (int64_t i = first; i < first + count; i++)
+        add_split16(job->a, &h, &h.tiles[0], part_of(shares, i), (int)job->num_rows);
+    store_head(job, &h);
 }

@@ -1,8 +1,9 @@
 /* The products of bf16_attention.c in vectors of pairs. Each number is one chain of pairs in order, of dimensions or of
  * positions. */
 
-static void begin_products(void)
+static void begin_products(const struct head_tiles *h)
 {
+    (void)h;
 }
 
 static void end_products(void)
@@ -17,7 +18,7 @@ static void score_rows16(const struct job_of_head *job, const struct head_tiles 
 {
     long stride = h->in_place ? job->a->head_dim : h->dims;
     for (int p = 0; p < chunk->count; p += KEYS_AT_ONCE) {
-        const uint16_t *keys = h->in_place ? chunk->keys[p] : h->keys + p * stride;
+        const uint16_t *keys = h->in_place ? (const uint16_t *)chunk->keys[p] : h->keys + p * stride;
         vf sums[KEYS_AT_ONCE];
         UNROLL for (int i = 0; i < KEYS_AT_ONCE; i++)
             sums[i] = vset(0);
@@ -63,7 +64,7 @@ INLINE void score_fours(const struct head_tiles *h, const struct rows16 *tile, c
     const uint16_t *keys[FOURS_AT_ONCE][4];
     UNROLL for (int i = 0; i < FOURS_AT_ONCE * 4; i++) {
         int k = p + i < chunk->count ? p + i : 0; /* beyond the positions: masked */
-        keys[i / 4][i % 4] = h->in_place ? chunk->keys[k] : h->keys + k * h->dims;
+        keys[i / 4][i % 4] = h->in_place ? (const uint16_t *)chunk->keys[k] : h->keys + k * h->dims;
     }
     UNROLL for (int i = 0; i < FOURS_AT_ONCE; i++)
         scores[i] = vset(0);
@@ -128,7 +129,7 @@ INLINE struct dims32 add_pair(struct dims32 sum, const uint16_t *weights, __m512
 INLINE void gather_dims(const struct head_tiles *h, const struct rows16 *tile, int first, const int rows, long d)
 {
     const uint16_t *values = h->values + d * 2, *weights = h->weights + first * CHUNK;
-    float *out = tile->out + first * h->dims + d;
+    float *out = tile->split.out + first * h->dims + d;
     struct dims32 sums[ROWS_AT_ONCE];
     UNROLL for (int r = 0; r < rows; r++)
         sums[r] = load_out(out + r * h->dims);
@@ -161,7 +162,7 @@ INLINE void gather_dims_in_place(const struct job_of_head *job, const struct hea
                                  const struct chunk *chunk, struct positions_ahead *ahead, const int rows, long d)
 {
     size_t to_values = keys_to_values(job->a);
-    float *out = tile->out + d;
+    float *out = tile->split.out + d;
     struct dims32 sums[FEW_ROWS];
     UNROLL for (int r = 0; r < rows; r++)
         sums[r] = load_out(out + r * h->dims);

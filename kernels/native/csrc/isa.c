@@ -1,5 +1,6 @@
 /* All kernels for one instruction set: this file is compiled once for each, see kernels/native/build.py. */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
