@@ -118,6 +118,8 @@ struct hash {
 /* One instruction set's kernels. */
 struct kernels {
     const char *name;
+    int64_t fewest_rows; /* that a thread takes for itself: with fewer it would wait for weights */
+    int64_t whole_rows;  /* linear layers take rows in as many */
     void (*pack)(const void *weight, int dtype, int64_t num_outputs, int64_t num_inputs, int kind, void *data);
     void (*linear)(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,
                    const struct rows *out);

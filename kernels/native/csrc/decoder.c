@@ -11,7 +11,7 @@
 
 #include "baton.h"
 
-enum { MOST_ROWS = 288, FEWEST_ROWS = 64 }; /* of a block: they fit a core's cache; they pay for reading weights */
+enum { MOST_ROWS = 288 }; /* of a block: they fit a core's cache */
 
 struct buffers {
     struct rows residual;         /* [T, hidden] float32 */
@@ -155,14 +155,15 @@ static void pass_block(void *context, int64_t index)
     }
 }
 
-/* As many blocks for every thread, about equally high: in whole tiles, so that the last one may be lower. Where threads
- * would wait for each other too long, or the blocks were too low, one. */
+/* As many blocks for every thread, about equally high: rounded up, so that the last one may be lower. Where threads would
+ * wait for each other too long, or the blocks were too low, one. */
 static int64_t rows_per_block(int64_t num_tokens)
 {
+    int64_t unit = active_kernels()->whole_rows;
     int64_t threads = num_threads(), rounds = (num_tokens + threads * MOST_ROWS - 1) / (threads * MOST_ROWS);
-    int64_t rows = (num_tokens + rounds * threads - 1) / (rounds * threads), whole = (rows + 31) / 32 * 32;
+    int64_t rows = (num_tokens + rounds * threads - 1) / (rounds * threads), whole = (rows + unit - 1) / unit * unit;
     bool even = whole * rounds * threads - num_tokens <= num_tokens / 8;
-    return rows >= FEWEST_ROWS && even ? whole : num_tokens;
+    return rows >= active_kernels()->fewest_rows && even ? whole : num_tokens;
 }
 
 /* Keys and values go to the caches, hidden states to s->out. */

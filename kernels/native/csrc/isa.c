@@ -64,6 +64,8 @@ static void linear(const struct rows *x, int64_t num_rows, const struct weight *
 
 const struct kernels JOIN(kernels_, ISA_NAME) = {
     .name = TEXT(ISA_NAME),
+    .fewest_rows = USES_TILES ? 64 : 16,
+    .whole_rows = USES_TILES ? 32 : 4,
     .pack = pack,
     .linear = linear,
     .attention = attention,
