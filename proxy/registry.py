@@ -119,7 +119,10 @@ class Registry:
         worker = self._workers.pop(peer, None)
         if worker is not None:
             self.index.forget(worker.incarnation)
-            logger.warning("%s worker %s is lost: %s", worker.role, worker.name, reason)
+            if worker.draining and not worker.charges:
+                logger.info("%s worker %s has drained and left", worker.role, worker.name)
+            else:
+                logger.warning("%s worker %s is lost: %s", worker.role, worker.name, reason)
         return worker
 
     def remove(self, worker: Worker) -> None:

@@ -118,6 +118,20 @@ def test_a_draining_worker_gets_no_work() -> None:
     assert not registry.serves
 
 
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_worker_that_has_drained_is_not_called_lost(
+    under_way: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = registry_of(status_of("decode", "d", draining=True))
+    (worker,) = registry
+    if under_way:
+        registry.charge(worker, "a request", 10, 10)
+    with caplog.at_level("INFO"):
+        registry.forget(worker.peer, "the connection ended")
+    assert ("is lost: the connection ended" in caplog.text) == under_way
+    assert ("has drained and left" in caplog.text) != under_way
+
+
 def test_load_counts_what_was_sent_since_the_last_report() -> None:
     load = msgspec.structs.replace(LOAD, num_queued_tokens=100, num_running=2, num_free_blocks=50)
     registry = registry_of(status_of("decode", "d", load=load))
