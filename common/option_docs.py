@@ -38,6 +38,8 @@ proxy:
   workers: 1                      # processes that share the port; --proxy-workers
   port: 8000
 ```
+
+`prefill: 3` and `decode: 3` are short for sections that say `workers: 3` alone.
 """
 
 _OTHER = """
