@@ -32,7 +32,7 @@ struct job_of_head {
     int64_t first_row, num_rows; /* of the sequence's token-and-head rows for this key/value head */
     int64_t query_start, num_queries, context_len;
     int64_t start, end; /* the positions that its rows see, from the beginning of a chunk; or one split of them */
-    struct row_sums *part;  /* takes what that split comes to; null: the job is about all that its rows see */
+    struct row_sums *part; /* takes what that split comes to; null: the job is about all that its rows see */
     int kv_head, group;
 };
 
