@@ -432,6 +432,23 @@ def test_threads_may_share_a_long_context(
         assert same_bits(together[3:], whole[2])
 
 
+@pytest.mark.parametrize("beyond", [-1.0, 0.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_sign_of_a_zero_does_not_tell_of_positions_that_others_see(
+    isa: str, dtype: torch.dtype, beyond: float
+) -> None:
+    context = Context(1, [1088], heads=1, groups=1, head_dim=32, dtype=dtype)
+    context.scale = 1.0
+    context.q[0].zero_()[:, :, 0] = 1
+    keys, values = torch.zeros(1088, 1, 32), torch.full((1088, 1, 32), -1e-20)
+    keys[512:, :, 0], keys[960:1024, :, 0] = 100, 200  # what is before them weighs nothing
+    values[960:1024], values[1024:] = -0.0, beyond
+    cpu.store_kv(keys.to(dtype), values.to(dtype), context.cache, context.slots(0, 1088))
+    alone = context.attend([(0, 1023, 1)])
+    assert not alone.any()
+    assert same_bits(context.attend([(0, 1000, 80)])[23:24], alone)
+
+
 def test_keys_that_are_no_numbers_show_in_whatever_part_of_the_context(isa: str, threads: None) -> None:
     context = Context(2, [1300])
     context.cache[context.tables[0].long()[3], 0, :, 3] = float("nan")

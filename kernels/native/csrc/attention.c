@@ -10,7 +10,8 @@
  * All this begins anew every SPLIT positions, and what the splits came to is added up in their order: threads may share
  * a long context, each taking whole splits of it.
  * Two shapes of loop do this: `few` for a handful of rows (decoding), lanes along positions and dimensions, and `tile`
- * for many rows (prompts), lanes along rows. A chunk that is all masked for a row leaves it unchanged to the bit. */
+ * for many rows (prompts), lanes along rows. A chunk or split that is all masked for a row leaves it unchanged to the bit,
+ * but for the sign of a zero, which is none in the end. */
 
 #define CHUNK 64
 #define SPLIT 512 /* whole chunks */
@@ -151,7 +152,8 @@ static void begin_sums(struct row_sums *sums, int num_rows, long dims)
     }
 }
 
-/* Adds a split to those before it. One in which a row saw nothing changes no bit of it. `power` is that of two. */
+/* Adds a split to those before it. One in which a row saw nothing changes no bit of it but the sign of a zero. `power`
+ * is that of two. */
 INLINE void add_split(struct row_sums *whole, const struct row_sums *split, int num_rows, long dims, vf scale, vf (*power)(vf))
 {
     float kept[MOST_SUMS], added[MOST_SUMS];
@@ -181,6 +183,12 @@ static void leave_part(struct row_sums *part, const struct row_sums *split, int 
 INLINE int ends_split(const struct job_of_head *job, int64_t start)
 {
     return (start + CHUNK) % SPLIT == 0 || start + CHUNK >= job->end;
+}
+
+/* A zero's sign would tell of chunks and splits that only other rows saw. */
+INLINE vf without_minus(vf out)
+{
+    return vadd(out, vset(0));
 }
 
 /* ---- a handful of rows ---- */
@@ -323,7 +331,8 @@ static void store_few(const struct job_of_head *job, const struct few *f)
     for (int r = 0; r < job->num_rows; r++)
         for (long d = 0; d < a->head_dim; d += W)
             vstore_at(head_of_row(job, &a->out, job->first_row + r), d, a->head_dim,
-                      vdiv(vload(f->whole.out + r * f->dims + d), vset(f->whole.sum[r])), (enum dtype)a->out.dtype);
+                      vdiv(without_minus(vload(f->whole.out + r * f->dims + d)), vset(f->whole.sum[r])),
+                      (enum dtype)a->out.dtype);
 }
 
 static void lay_out_few(const struct job_of_head *job, struct few *f)
@@ -536,7 +545,7 @@ static void store_tile(const struct job_of_head *job, const struct tile *t)
         for (long d = 0; d < a->head_dim; d += W) {
             vf r[W];
             for (int i = 0; i < W; i++)
-                r[i] = vdiv(vload(t->whole + (d + i) * TILE_ROWS + c), vload(t->whole_sum + c));
+                r[i] = vdiv(without_minus(vload(t->whole + (d + i) * TILE_ROWS + c)), vload(t->whole_sum + c));
             transpose(r);
             for (int i = 0; i < W && c + i < job->num_rows; i++)
                 vstore_at(head_of_row(job, &a->out, job->first_row + c + i), d, a->head_dim, r[i],

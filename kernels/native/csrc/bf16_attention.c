@@ -313,8 +313,8 @@ static void store_rows16(const struct job_of_head *job, const struct head_tiles 
         void *to = head_of_row(job, &a->out, first + r);
         vf inverse = vset(1.0f / tile->whole.sum[r]);
         for (long d = 0; d < a->head_dim; d += 32) { /* back from the order of fetch_values */
-            vf x = vmul(vload(tile->whole.out + r * h->dims + d), inverse);
-            vf y = vmul(vload(tile->whole.out + r * h->dims + d + 16), inverse);
+            vf x = vmul(without_minus(vload(tile->whole.out + r * h->dims + d)), inverse);
+            vf y = vmul(without_minus(vload(tile->whole.out + r * h->dims + d + 16)), inverse);
             vstore_at(to, d, a->head_dim, _mm512_permutex2var_ps(x, low, y), dtype);
             if (d + 16 < a->head_dim)
                 vstore_at(to, d + 16, a->head_dim, _mm512_permutex2var_ps(x, high, y), dtype);
