@@ -172,8 +172,10 @@ INLINE void add_split(struct row_sums *whole, const struct row_sums *split, int 
         }
 }
 
+/* What `part` has behind it takes the rows. */
 static void leave_part(struct row_sums *part, const struct row_sums *split, int num_rows, long dims)
 {
+    part->out = (float *)(part + 1);
     memcpy(part->highest, split->highest, sizeof part->highest);
     memcpy(part->sum, split->sum, sizeof part->sum);
     memcpy(part->out, split->out, sizeof(float) * (size_t)(num_rows * dims));
@@ -617,16 +619,28 @@ struct shares {
     _Atomic int64_t *missing; /* splits of each sequence's heads */
 };
 
-/* The first position that any row of a sequence sees. */
-static int64_t first_position(const struct attention *a, int64_t sequence)
+static struct job_of_head whole_head(const struct attention *a, int64_t sequence, int kv_head)
 {
-    int64_t first = a->context_lens[sequence] - (a->query_starts[sequence + 1] - a->query_starts[sequence]);
-    return a->window > 0 && first >= a->window ? first - a->window + 1 : 0;
+    struct job_of_head job = {.a = a, .sequence = sequence, .kv_head = kv_head};
+    job.table = a->block_tables + sequence * a->table_stride;
+    job.group = a->num_heads / a->num_kv_heads;
+    job.query_start = a->query_starts[sequence];
+    job.num_queries = a->query_starts[sequence + 1] - job.query_start;
+    job.num_rows = rows_of(a, sequence);
+    job.context_len = job.end = a->context_lens[sequence];
+    return job;
+}
+
+/* The first position that any row of the job sees. */
+static int64_t first_position(const struct job_of_head *job)
+{
+    return lowest_position(job, position_of(job, job->first_row));
 }
 
 static int64_t count_splits(const struct attention *a, int64_t sequence)
 {
-    return (a->context_lens[sequence] - 1) / SPLIT - first_position(a, sequence) / SPLIT + 1;
+    struct job_of_head job = whole_head(a, sequence, 0);
+    return (job.end - 1) / SPLIT - first_position(&job) / SPLIT + 1;
 }
 
 INLINE int64_t most_rows_of_split(const struct attention *a)
@@ -654,9 +668,7 @@ static int64_t pieces_of(const struct shares *shares, int64_t sequence)
 
 static struct row_sums *part_of(const struct shares *shares, int64_t piece)
 {
-    struct row_sums *part = (struct row_sums *)(shares->parts + (size_t)piece * shares->part_bytes);
-    part->out = (float *)(part + 1);
-    return part;
+    return (struct row_sums *)(shares->parts + (size_t)piece * shares->part_bytes);
 }
 
 static void join_few(const struct job_of_head *job, const struct shares *shares, int64_t first, int64_t count)
@@ -689,18 +701,6 @@ static void attend(const struct job_of_head *job, const struct job_of_head *next
         attend_tile(job);
 }
 
-static struct job_of_head whole_head(const struct attention *a, int64_t sequence, int kv_head)
-{
-    struct job_of_head job = {.a = a, .sequence = sequence, .kv_head = kv_head};
-    job.table = a->block_tables + sequence * a->table_stride;
-    job.group = a->num_heads / a->num_kv_heads;
-    job.query_start = a->query_starts[sequence];
-    job.num_queries = a->query_starts[sequence + 1] - job.query_start;
-    job.num_rows = rows_of(a, sequence);
-    job.context_len = job.end = a->context_lens[sequence];
-    return job;
-}
-
 static struct job_of_head job_of(const struct shares *shares, int64_t piece)
 {
     const struct attention *a = shares->a;
@@ -711,8 +711,7 @@ static struct job_of_head job_of(const struct shares *shares, int64_t piece)
     int64_t pieces = (shares->first_piece[sequence + 1] - shares->first_piece[sequence]) / a->num_kv_heads;
     struct job_of_head job = whole_head(a, sequence, (int)(index / pieces));
     if (is_split(shares, sequence)) {
-        int64_t start = (first_position(a, sequence) / SPLIT + index % pieces) * SPLIT;
-        int64_t first = first_position(a, sequence) / CHUNK * CHUNK;
+        int64_t first = first_position(&job) / CHUNK * CHUNK, start = (first / SPLIT + index % pieces) * SPLIT;
         job.start = start > first ? start : first;
         job.end = min_int(start + SPLIT, job.context_len);
         job.part = part_of(shares, piece);
@@ -721,7 +720,7 @@ static struct job_of_head job_of(const struct shares *shares, int64_t piece)
     int64_t rows = job.num_rows, at_once = rows_at_once(a, rows);
     job.first_row = (pieces - 1 - index % pieces) * at_once; /* the longest first: threads end together */
     job.num_rows = min_int(at_once, rows - job.first_row);
-    job.start = lowest_position(&job, position_of(&job, job.first_row)) / CHUNK * CHUNK;
+    job.start = first_position(&job) / CHUNK * CHUNK;
     job.end = position_of(&job, job.first_row + job.num_rows - 1) + 1;
     return job;
 }
