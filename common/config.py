@@ -54,8 +54,8 @@ class EngineConfig:
     dtype: Dtype = option("auto", "type of weights and activations")
     quantization: Quantization = option(
         "auto",
-        "weights as whole numbers, a scale for every 32; auto: on a CPU without --dtype, 4 bits where a GGUF"
-        " file has 4, 8 otherwise",
+        "weights as whole numbers; auto: on a CPU without --dtype, int8 with AVX-512 but no AMX, otherwise"
+        " 4 bits where a GGUF file has 4, and int8 elsewhere",
     )
     kv_cache_dtype: KvCacheDtype = option(
         "auto", "type of the KV cache; auto: the same as --dtype; int8: on CPUs, a scale per token and head"

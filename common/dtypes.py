@@ -4,6 +4,8 @@ import torch
 
 from common.config import Dtype, Quantization
 
+MULTIPLY_BYTES = ("avx512", "avx512_bf16")  # instruction sets of kernels.native
+
 
 def resolve_dtype(saved: str, device: torch.device) -> torch.dtype:
     """The type to compute in, for weights that were saved in ``saved``.
@@ -20,12 +22,15 @@ def resolve_dtype(saved: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if multiplies and dtype == torch.bfloat16 else torch.float32
 
 
-def resolve_quantization(choice: Quantization, dtype: Dtype, compiled: bool) -> Quantization:
-    """``auto`` stays where weights are to be kept as whole numbers, each as its file has it.
+def resolve_quantization(choice: Quantization, dtype: Dtype, instruction_set: str | None) -> Quantization:
+    """``auto`` stays where weights are to be kept as whole numbers, each as its file has it, and becomes int8
+    on processors that multiply bytes faster than they unpack what is smaller.
 
-    That is where kernels gain by it (``compiled``: the ones in C compute), and where nobody has said what to
-    compute in: who asks for float32 wants the exact model.
+    That is where kernels gain by it (``instruction_set``: of the ones in C, None if others compute), and
+    where nobody has said what to compute in: who asks for float32 wants the exact model.
     """
     if choice != "auto":
         return choice
-    return "auto" if compiled and dtype == "auto" else "none"
+    if instruction_set is None or dtype != "auto":
+        return "none"
+    return "int8" if instruction_set in MULTIPLY_BYTES else "auto"

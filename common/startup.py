@@ -110,7 +110,8 @@ def build_engine(setup: Setup) -> Engine:
     dtype = resolve_dtype(model_config.dtype, device) if config.dtype == "auto" else DTYPES[config.dtype]
     gpu.use(device)
     ops = choose_ops(config.kernels, device, setup.num_threads)
-    quantization = resolve_quantization(config.quantization, config.dtype, compiled=ops is native)
+    instruction_set = native.instruction_set() if ops is native else None
+    quantization = resolve_quantization(config.quantization, config.dtype, instruction_set)
     loaded = weights.load(files, model_config, dtype, device)
     model = Model(model_config, loaded, ops, dtype, device, quantization)
     computed_as = name_of(dtype) + ("" if quantization == "none" else f"/{quantization}")

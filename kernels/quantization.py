@@ -1,7 +1,9 @@
 """Weights as whole numbers: what "int8" and "int4" mean, whoever computes with them.
 
 Every 32 inputs of an output share a scale in half precision, for int4 also the value that 0 stands for. A
-GGUF file's Q8_0, Q4_0 and Q4_1 are such numbers already."""
+GGUF file's Q8_0, Q4_0 and Q4_1 are such numbers already. The kernels in C keep int8 in another way, for
+activations that are whole numbers, too: rows are turned first and 192 inputs share a scale in single
+precision (``native/csrc/rotation.c``)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -108,7 +110,7 @@ def int4_numbers(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(scale > 0, ((groups - least) / scale).round().clamp(0, 15), 0.0), scale, least
 
 
-def check_range(largest: float, kind: Quantization) -> None:
+def check_range(largest: float, kind: Quantization, limit: float = LARGEST_WEIGHT) -> None:
     """``ValueError`` unless weights of up to ``largest`` can be kept."""
-    if not largest <= LARGEST_WEIGHT:
+    if not largest <= limit:
         raise ValueError(f"weights of up to {largest:.3g} cannot be kept as {kind}")

@@ -17,8 +17,8 @@ from kernels import AttentionBatch, Forward, LayerWeights, LinearWeight
 from kernels.memory import regions, round_up
 from kernels.native.build import BuildError
 from kernels.native.decoder import Decoder
-from kernels.native.library import BLOCKS, DTYPES, KINDS, Attention, Rows, Weight, choose, load
-from kernels.quantization import BlockWeight, Quantization, check_range
+from kernels.native.library import BLOCKS, DTYPES, KINDS, Attention, Rows, Weight, choose, in_use, load
+from kernels.quantization import LARGEST_WEIGHT, BlockWeight, Quantization, check_range
 
 __all__ = [
     "BuildError",
@@ -38,6 +38,7 @@ __all__ = [
     "store_kv",
 ]
 PANEL_OUTPUTS = 64  # outputs are padded to this: PANEL * PANEL_GROUP
+LARGEST_FLOAT = 1e30  # sums of so many as a matrix has still are finite
 
 
 def available() -> str | None:
@@ -49,11 +50,11 @@ def available() -> str | None:
     return None
 
 
-def instruction_set(name: str = "") -> str:
-    """Use the named instruction set ("amx", "avx512_bf16", "avx512", "avx2", "portable"; "": the best here);
-    returns its name. For tests and measurements: quantized weights must be packed anew, and nothing may be
-    computing."""
-    return choose(load(), name)
+def instruction_set(name: str | None = None) -> str:
+    """The instruction set in use: "amx", "avx512_bf16", "avx512", "avx2" or "portable". With a name use that
+    one from now on, with "" the best here. For tests and measurements: quantized weights must be packed anew,
+    and nothing may be computing."""
+    return in_use(load()) if name is None else choose(load(), name)
 
 
 def set_num_threads(count: int) -> int:
@@ -68,11 +69,13 @@ def pack_linear(
     num_outputs, num_inputs = weight.shape
     if isinstance(weight, BlockWeight):
         kind, source, source_type = weight.kind, weight.rows.contiguous(), BLOCKS[weight.format]
-        check_range(weight.largest(), kind)
+        largest = weight.largest()
     else:
         source, source_type = weight.contiguous(), DTYPES[weight.dtype]
-        if kind is not None:
-            check_range(float(weight.abs().max()), kind)
+        largest = float(weight.abs().max()) if kind is not None else 0.0
+    if kind is not None:
+        in_halves = kind == "int4" or instruction_set() == "amx"
+        check_range(largest, kind, LARGEST_WEIGHT if in_halves else LARGEST_FLOAT)
     num_bytes = round_up(num_outputs, PANEL_OUTPUTS) * bytes_per_output(num_inputs, kind or weight.dtype)
     data = regions().take(num_bytes)
     number = KINDS[kind or weight.dtype]
@@ -89,8 +92,11 @@ def pack_linear(
 
 def bytes_per_output(num_inputs: int, kind: Quantization | torch.dtype) -> int:
     """The library's layout, see ``csrc/baton.h``."""
-    if isinstance(kind, str):  # scales and offsets in half precision, two of each for 64 inputs
-        return round_up(num_inputs, 64) // 64 * (4 + 64 if kind == "int8" else 8 + 32)
+    if kind == "int8":  # a scale in single precision for 192 inputs
+        return round_up(num_inputs, 64) + 4 * -(-num_inputs // 192)
+    if kind == "int4":  # scales and offsets in half precision, two of each for 64 inputs
+        return round_up(num_inputs, 64) // 64 * (8 + 32)
+    assert isinstance(kind, torch.dtype)
     return round_up(num_inputs, 32 if kind == torch.bfloat16 else 1) * kind.itemsize
 
 

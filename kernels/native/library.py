@@ -115,6 +115,7 @@ class Step(Structure):
 P, L, I = c_void_p, c_int64, c_int  # noqa: E741 (a table reads better with one letter a column)
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "baton_select": (c_char_p, [c_char_p]),
+    "baton_selected": (c_char_p, []),
     "baton_set_num_threads": (L, [L]),
     "baton_pack": (None, [P, I, L, L, I, P]),
     "baton_linear": (None, [P, I, L, P, P, I]),
@@ -145,6 +146,12 @@ def load() -> ctypes.CDLL:
         function.restype, function.argtypes = result, arguments
     choose(library, os.environ.get(ISA_VARIABLE, ""))
     return library
+
+
+def in_use(library: ctypes.CDLL) -> str:
+    """The name of the instruction set."""
+    name: bytes = library.baton_selected()
+    return name.decode()
 
 
 def choose(library: ctypes.CDLL, name: str) -> str:

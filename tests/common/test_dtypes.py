@@ -35,17 +35,21 @@ def test_the_answer_is_the_same_every_time_on_one_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "dtype", "compiled", "expected"),
+    ("choice", "dtype", "instruction_set", "expected"),
     [
-        ("auto", "auto", True, "auto"),
-        ("auto", "auto", False, "none"),
-        ("auto", "float32", True, "none"),
-        ("auto", "bfloat16", True, "none"),
-        ("int8", "float32", False, "int8"),
-        ("none", "auto", True, "none"),
+        ("auto", "auto", "amx", "auto"),
+        ("auto", "auto", "avx512_bf16", "int8"),
+        ("auto", "auto", "avx512", "int8"),
+        ("auto", "auto", "avx2", "auto"),
+        ("auto", "auto", None, "none"),
+        ("auto", "float32", "avx512", "none"),
+        ("auto", "bfloat16", "amx", "none"),
+        ("int8", "float32", None, "int8"),
+        ("int4", "auto", "avx512", "int4"),
+        ("none", "auto", "amx", "none"),
     ],
 )
 def test_weights_are_whole_numbers_where_kernels_gain_by_it_and_nobody_asked_for_a_type(
-    choice: Quantization, dtype: Dtype, compiled: bool, expected: str
+    choice: Quantization, dtype: Dtype, instruction_set: str | None, expected: str
 ) -> None:
-    assert resolve_quantization(choice, dtype, compiled) == expected
+    assert resolve_quantization(choice, dtype, instruction_set) == expected

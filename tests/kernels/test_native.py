@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import AttentionBatch, cpu, native
+from kernels.memory import round_up
 from kernels.native.build import BuildError
 from kernels.quantization import Quantization
 
@@ -42,14 +43,14 @@ def instruction_sets() -> list[str]:
             present.append(native.instruction_set(name))
         except BuildError:
             continue
-    native.instruction_set()
+    native.instruction_set("")
     return present
 
 
 @pytest.fixture(params=instruction_sets())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     yield native.instruction_set(request.param)
-    native.instruction_set()
+    native.instruction_set("")
 
 
 @pytest.fixture
@@ -139,12 +140,59 @@ def test_quantized_linear_agrees(
     close(ours, expected, QUANTIZED_TOLERANCE[kind], math.sqrt(inputs))
 
 
-def test_int8_linear_is_exact_for_whole_numbers(isa: str) -> None:
-    """All values fit the grid of their scale, the extreme ones included: nothing may saturate or be lost."""
-    x = torch.tensor([[127.0, -127.0, 127.0, -127.0] * 40, [127.0] * 160])
-    weight = torch.tensor([[127.0, 127.0, -127.0, -127.0] * 40, [127.0] * 160, [-127.0] * 160])
-    out = native.linear(x, native.pack_linear(weight, None, "int8"))
-    close(out, x @ weight.T, 1e-6)
+def turned(x: Tensor) -> Tensor:
+    """``x`` [R, I], zeros behind the inputs up to a multiple of 64, every run of as many as the largest power
+    of two in their number times a matrix of Walsh and Hadamard."""
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 64))
+    run = padded.shape[1] & -padded.shape[1]
+    matrix = torch.ones(1, 1)
+    while len(matrix) < run:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return (padded.view(len(x), -1, run) @ matrix).flatten(1)
+
+
+def in_whole_numbers(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The turned rows as whole numbers, and their scales [R, 1], for every 192 inputs."""
+    groups = torch.split(turned(x), 192, dim=1)
+    most = [group.abs().amax(1, keepdim=True) for group in groups]
+    inverse = [torch.where(each > 0, torch.full_like(each, 127) / each, 0) for each in most]
+    numbers = [(group * factor).round() for group, factor in zip(groups, inverse, strict=True)]
+    return [each.double() for each in numbers], [each.double() / 127 for each in most]
+
+
+def product_in_whole_numbers(x: Tensor, weight: Tensor) -> Tensor:
+    total = torch.zeros(len(x), len(weight), dtype=torch.float64)
+    for a, a_scale, w, w_scale in zip(*in_whole_numbers(x), *in_whole_numbers(weight), strict=True):
+        total += (a @ w.T) * a_scale * w_scale.T
+    padded = round_up(x.shape[1], 64)
+    return total / (padded & -padded)
+
+
+@pytest.mark.parametrize("inputs", [1, 64, 100, 192, 576, 640, 1536])
+def test_int8_linear_is_that_of_turned_rows_in_whole_numbers(isa: str, inputs: int) -> None:
+    """Of small whole numbers, which turning leaves exact; one input is far larger than all others."""
+    g = torch.Generator().manual_seed(inputs)
+    x, weight = (torch.randint(-20, 21, (rows, inputs), generator=g).float() for rows in (37, 70))
+    x[:, inputs // 2] *= 100
+    found = native.linear(x, native.pack_linear(weight, None, "int8"))
+    close(found, product_in_whole_numbers(x, weight).float(), 4e-3 if isa == "amx" else 2e-6)
+
+
+def test_int8_linear_does_not_saturate(isa: str) -> None:
+    """What is turned into the most extreme of whole numbers, all of one sign or of both."""
+    signs = torch.tensor([[1.0, -1.0, 1.0, -1.0] * 48, [1.0] * 192, [-1.0] * 192])
+    rows = turned(127 * signs) / 64  # turned once more they are 127 * signs
+    found = native.linear(rows, native.pack_linear(rows, None, "int8"))
+    close(found, rows @ rows.T, 4e-3 if isa == "amx" else 1e-6)
+
+
+def test_int8_linear_loses_little_to_an_input_that_stands_out(isa: str) -> None:
+    g = torch.Generator().manual_seed(4)
+    x, weight = random(g, 16, 576), random(g, 64, 576)
+    x[:, 100] = 300.0
+    expected = x @ weight.T
+    found = native.linear(x, native.pack_linear(weight, None, "int8"))
+    assert (found - expected).norm() < 0.015 * expected.norm()
 
 
 def test_int4_linear_is_exact_for_numbers_on_its_grid(isa: str) -> None:
@@ -156,8 +204,10 @@ def test_int4_linear_is_exact_for_numbers_on_its_grid(isa: str) -> None:
 
 
 def test_weights_too_large_to_quantize_are_refused(isa: str) -> None:
-    with pytest.raises(ValueError, match="1e\\+03 cannot be kept as"):
-        native.pack_linear(torch.full((64, 64), 1000.0), None, "int8")
+    with pytest.raises(ValueError, match="1e\\+03 cannot be kept as int4"):
+        native.pack_linear(torch.full((64, 64), 1000.0), None, "int4")
+    with pytest.raises(ValueError, match="cannot be kept as int8"):
+        native.pack_linear(torch.full((64, 64), float("inf")), None, "int8")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -71,6 +71,15 @@ def test_an_unknown_instruction_set_is_refused_by_name(tmp_path: Path) -> None:
     assert "BATON_NATIVE_ISA=abacus" in finish(start(AVAILABLE, env))
 
 
+def test_an_instruction_set_that_is_named_is_the_one_that_computes() -> None:
+    code = (
+        "import torch, kernels; from kernels import native;"
+        " kernels.select(torch.device('cpu')); print(native.instruction_set())"
+    )
+    env = dict(os.environ) | {"BATON_NATIVE_ISA": "portable"}
+    assert finish(start(code, env)) == "portable"
+
+
 def test_processes_that_start_at_once_compile_once(tmp_path: Path, recorder: Path) -> None:
     log = tmp_path / "log"
     env = environment(tmp_path, str(recorder), RECORD=str(log))

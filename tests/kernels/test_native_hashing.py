@@ -20,7 +20,7 @@ def instruction_set(request: pytest.FixtureRequest) -> object:
     except native.BuildError as error:
         pytest.skip(str(error))
     yield
-    native.instruction_set()
+    native.instruction_set("")
 
 
 def lengths(chooser: random.Random) -> list[int]:

@@ -47,7 +47,7 @@ struct pair {
  * float32, and results are put right by one last factor. */
 
 #define ACTIVATION_FACTOR 0x1p64f
-#define RESULT_FACTOR 0x1p40f /* 2^112 / 2^64, and weights come 2^8 too large: see INT4_FACTOR, and high_bytes */
+#define RESULT_FACTOR 0x1p40f /* 2^112 / 2^64, and weights come 2^8 too large: see INT4_FACTOR */
 
 INLINE __m512i bf16_of_half(__m512h scaled)
 {
@@ -55,29 +55,31 @@ INLINE __m512i bf16_of_half(__m512h scaled)
     return _mm512_and_si512(_mm512_srai_epi16(_mm512_add_epi16((__m512i)scaled, half), 3), sign_and_rest);
 }
 
-/* 16 half-precision numbers, each twice. */
-INLINE __m512h load_twice(const char *halves)
+/* Of 16 half-precision numbers each twice. */
+INLINE __m512h twice(__m256i halves)
 {
-    __m512i once = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)halves));
+    __m512i once = _mm512_cvtepu16_epi32(halves);
     return (__m512h)_mm512_or_si512(once, _mm512_slli_epi32(once, 16));
 }
 
-INLINE void unpack_int8_tile(const char *span, int second, char *to)
+/* `whole`: numbers for two tiles; `floats`: the scales of their group */
+INLINE void unpack_int8_tiles(const char *whole, const char *floats, char *to)
 {
-    const char *whole = span + 4 * PANEL + second * GROUP * PANEL;
-    __m512h scales = load_twice(span + second * 2 * PANEL);
-    UNROLL for (int pair = 0; pair < 8; pair++) {
-        __m512i bytes = _mm512_loadu_si512(whole + pair * 64), high_bytes = _mm512_set1_epi16((short)0xff00);
-        __m512i low = _mm512_slli_epi16(bytes, 8), high = _mm512_and_si512(bytes, high_bytes);
-        _mm512_store_si512(to + pair * 128, bf16_of_half(_mm512_mul_ph(_mm512_cvtepi16_ph(low), scales)));
-        _mm512_store_si512(to + pair * 128 + 64, bf16_of_half(_mm512_mul_ph(_mm512_cvtepi16_ph(high), scales)));
+    vf scales = vmul(vload((const float *)floats), vset(INT4_FACTOR));
+    __m512h halves = twice(_mm512_cvtps_ph(scales, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    UNROLL for (int four = 0; four < SPAN / 4; four++) {
+        __m512i bytes = _mm512_loadu_si512(whole + four * 64);
+        __m512i low = _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8), high = _mm512_srai_epi16(bytes, 8);
+        _mm512_store_si512(to + four * 128, bf16_of_half(_mm512_mul_ph(_mm512_cvtepi16_ph(low), halves)));
+        _mm512_store_si512(to + four * 128 + 64, bf16_of_half(_mm512_mul_ph(_mm512_cvtepi16_ph(high), halves)));
     }
 }
 
 INLINE void unpack_int4_tile(const char *span, int second, char *to)
 {
     const char *whole = span + 8 * PANEL + second * GROUP * PANEL / 2;
-    __m512h scales = load_twice(span + second * 2 * PANEL), least = load_twice(span + (2 + second) * 2 * PANEL);
+    const __m256i *halves = (const __m256i *)span + second;
+    __m512h scales = twice(_mm256_loadu_si256(halves)), least = twice(_mm256_loadu_si256(halves + 2));
     UNROLL for (int four = 0; four < 4; four++) {
         __m512i words = _mm512_loadu_si512(whole + four * 64);
         UNROLL for (int part = 0; part < 4; part++) {
@@ -88,20 +90,28 @@ INLINE void unpack_int4_tile(const char *span, int second, char *to)
     }
 }
 
+INLINE void fetch_lines(const char *from, size_t bytes)
+{
+    for (size_t line = 0; line < bytes; line += 64)
+        _mm_prefetch(from + line, _MM_HINT_T0);
+}
+
 /* Tiles `first` to `first + count` of one panel; both even. */
 INLINE void unpack_tiles(const char *panel, int kind, int64_t first, int64_t count, char *to)
 {
-    size_t bytes = span_bytes(kind);
-    for (int64_t s = first; s < first + count; s += 2, to += 2 * TILE_BYTES) {
-        const char *span = panel + (size_t)(s / 2) * bytes;
-        for (size_t line = 0; line < bytes; line += 64)
-            _mm_prefetch(span + SPANS_AHEAD * bytes + line, _MM_HINT_T0);
-        UNROLL for (int second = 0; second < 2; second++)
-            if (kind == KIND_INT8)
-                unpack_int8_tile(span, second, to + second * TILE_BYTES);
-            else
-                unpack_int4_tile(span, second, to + second * TILE_BYTES);
-    }
+    enum { SPANS = INT8_GROUP / SPAN };
+    for (int64_t s = first / 2; s < (first + count) / 2; s++, to += 2 * TILE_BYTES)
+        if (kind == KIND_INT8) {
+            const char *group = panel + s / SPANS * INT8_GROUP_BYTES;
+            const char *whole = group + INT8_HEAD_BYTES + s % SPANS * (SPAN * PANEL);
+            fetch_lines(whole + SPANS_AHEAD * (SPAN * PANEL), SPAN * PANEL);
+            unpack_int8_tiles(whole, group, to);
+        } else {
+            const char *span = panel + (size_t)s * INT4_SPAN_BYTES;
+            fetch_lines(span + SPANS_AHEAD * INT4_SPAN_BYTES, INT4_SPAN_BYTES);
+            unpack_int4_tile(span, 0, to);
+            unpack_int4_tile(span, 1, to + TILE_BYTES);
+        }
 }
 
 INLINE const char *panel_of(const struct tiled *t, int64_t panel)
@@ -419,14 +429,16 @@ static void narrow_rows(void *context, int64_t item)
 {
     const struct narrow_job *narrow = context;
     const struct linear_job *job = narrow->job;
-    long n = (long)job->weight->num_inputs;
+    int kind = job->weight->kind;
+    long n = kind == KIND_INT8 ? (long)narrow->padded : (long)job->weight->num_inputs;
+    vf factor = vset(is_quantized(kind) ? ACTIVATION_FACTOR : 1.0f);
     int64_t end = (item + 1) * ROWS_PER_ITEM;
     for (int64_t row = item * ROWS_PER_ITEM; row < end && row < job->num_rows; row++) {
+        const float *turned = kind == KIND_INT8 ? turned_row(job, row) : NULL;
         uint16_t *to = narrow->rows + row / 16 * 16 * narrow->padded + row % 16 * TILE_INPUTS;
-        vf factor = vset(is_quantized(job->weight->kind) ? ACTIVATION_FACTOR : 1.0f);
         for (long i = 0; i < narrow->padded; i += W) /* the padding is a multiple of W */
             vstore_bf16(to + i / TILE_INPUTS * 16 * TILE_INPUTS + i % TILE_INPUTS,
-                        i < n ? vmul(load_row(&job->x, row, i, n), factor) : vset(0));
+                        i < n ? vmul(turned ? vload(turned + i) : load_row(&job->x, row, i, n), factor) : vset(0));
     }
 }
 

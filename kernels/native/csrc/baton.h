@@ -11,17 +11,20 @@ enum block_format { BLOCK_Q8_0 = 16, BLOCK_Q4_0, BLOCK_Q4_1 }; /* types of weigh
 /* How a weight matrix [O, I] is laid out: panels of PANEL outputs, zero padded to whole groups of panels; in a panel
  *   f32, f16  [I][PANEL]
  *   bf16      [I / 2][PANEL][2], I padded to a multiple of 32
- *   int8      for every SPAN inputs (zero padded): scales [2][PANEL] in half precision, one for each GROUP inputs of an
- *             output, then for each group the whole numbers [GROUP / 4][PANEL][4]
- *   int4      likewise scales [2][PANEL], then what stands for zero [2][PANEL], both times INT4_FACTOR, then for each
- *             group the numbers, two to a byte
- * The order of whole numbers within a group is the instruction set's own: pack.c. */
+ *   int8      of turned rows (rotation.c), for every INT8_GROUP inputs (the last ones maybe fewer, zero padded to a multiple
+ *             of SPAN): scales [PANEL], floats, then the whole numbers [inputs / 4][PANEL][4]
+ *   int4      for every SPAN inputs (zero padded): scales [2][PANEL] in half precision, one for each GROUP inputs of an
+ *             output, what stands for zero [2][PANEL], both times INT4_FACTOR, then for each group the numbers, two to a
+ *             byte
+ * The order of whole numbers is the instruction set's own: pack.c. */
 enum kind { KIND_F32, KIND_BF16, KIND_F16, KIND_INT8, KIND_INT4 };
 #define PANEL 16
 #define PANEL_GROUP 4
 #define GROUP 32
 #define SPAN 64
-#define INT8_SPAN_BYTES (2 * PANEL * 2 + SPAN * PANEL)
+#define INT8_GROUP (3 * SPAN)
+#define INT8_HEAD_BYTES (PANEL * 4)
+#define INT8_GROUP_BYTES (INT8_HEAD_BYTES + INT8_GROUP * PANEL)
 #define INT4_SPAN_BYTES (2 * 2 * PANEL * 2 + SPAN * PANEL / 2)
 #define INT4_FACTOR 256.0f /* keeps small scales in the normal range of half precision */
 
@@ -155,6 +158,7 @@ int64_t num_threads(void);
 void *scratch(int slot, size_t bytes);
 enum scratch_slot {
     SCRATCH_ROWS,
+    SCRATCH_ROW,
     SCRATCH_SCALES,
     SCRATCH_TILE,
     SCRATCH_SHARES,

@@ -98,6 +98,11 @@ const char *baton_select(const char *name)
     return NULL;
 }
 
+const char *baton_selected(void)
+{
+    return active->name;
+}
+
 const struct kernels *active_kernels(void)
 {
     return active;

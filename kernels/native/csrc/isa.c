@@ -8,6 +8,10 @@
 
 #include "pointwise.c"
 
+#include "whole.c"
+
+#include "rotation.c"
+
 #include "pack.c"
 
 #include "linear.c"
@@ -43,10 +47,10 @@ static void linear_at_once(const struct rows *x, int64_t num_rows, const struct 
     linear_in_vectors(x, num_rows, weight, then, out);
 }
 
+/* Gates and what they let through must lie in panels of their own. */
 static bool gates_at_once(const struct weight *weight)
 {
-    return USES_TILES && weight->num_outputs % (PANEL * PANEL_GROUP) == 0
-           && (weight->kind == KIND_BF16 || is_quantized(weight->kind));
+    return weight->num_outputs % (PANEL * (USES_TILES ? PANEL_GROUP : 2)) == 0;
 }
 
 static void linear(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,

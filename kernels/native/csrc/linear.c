@@ -25,8 +25,11 @@ struct linear_job {
     struct rows out;
     int64_t num_rows;
     struct rows taken;   /* [num_rows, padded inputs], of the type that is multiplied */
-    struct quantized_group *groups; /* quantized weights: [num_rows, padded inputs / GROUP] */
+    struct quantized_group *groups; /* four bits: [num_rows, padded inputs / GROUP] */
+    int8_t *wholes;                 /* eight bits: [groups, num_rows, INT8_GROUP] */
+    struct rounded *rounded;        /* eight bits: [groups, num_rows] */
     int64_t panels_per_item;
+    int64_t apart; /* panels from one to the next that a block takes: gates and what they let through come together */
 };
 
 INLINE vf with_bias(const struct linear_job *job, int64_t output, vf value)
@@ -47,21 +50,35 @@ INLINE void store_outputs(const struct linear_job *job, int64_t row, int64_t out
 
 enum { MOST_BLOCK_ROWS = 12, MOST_QUANTIZED_ROWS = 12 };
 
-/* Sums leave their registers for here before anything is done with them: code for every type of result behind the loop
- * would make the compiler keep them in memory from the beginning. */
-struct results {
-    float of[MOST_BLOCK_ROWS][PANEL_GROUP * PANEL] __attribute__((aligned(64)));
-};
+/* Sums leave their registers for here, a row of them every RESULT_STRIDE, before anything is done with them: code for every
+ * type of result behind the loop would make the compiler keep them in memory from the beginning. */
+enum { RESULT_STRIDE = PANEL_GROUP * PANEL, MOST_RESULTS = MOST_BLOCK_ROWS * RESULT_STRIDE };
 
 static __attribute__((noinline)) void store_results(const struct linear_job *job, int64_t row, int64_t panel, int rows,
-                                                    int panels, const struct results *results)
+                                                    int panels, const float *results)
 {
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < panels * PANEL; i += W)
-            store_outputs(job, row + r, panel * PANEL + i, vload(&results->of[r][i]));
+            store_outputs(job, row + r, panel * PANEL + i, vload(results + r * RESULT_STRIDE + i));
 }
 
-#include "linear_quantized.c"
+/* Of a panel of gates and, beside it, of what they let through. */
+static __attribute__((noinline)) void store_gated(const struct linear_job *job, int64_t row, int64_t panel, int rows,
+                                                  const float *results)
+{
+    int64_t width = job->weight->num_outputs / 2;
+    for (int r = 0; r < rows; r++, results += RESULT_STRIDE)
+        for (int i = 0; i < PANEL; i += W) {
+            int64_t output = panel * PANEL + i;
+            vf gate = silu(with_bias(job, output, vload(results + i)));
+            vf passed = vmul(gate, with_bias(job, output + width, vload(results + PANEL + i)));
+            store_row(&job->out, row + r, output, width, passed);
+        }
+}
+
+#include "linear_int4.c"
+
+#include "linear_int8.c"
 
 static void take_rows(void *context, int64_t item)
 {
@@ -96,10 +113,10 @@ INLINE vf load_last_weights(const char *panel, int kind, int64_t input, int vect
 }
 
 INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels,
-                     const int kind)
+                     const int kind, float *to)
 {
     const int64_t inputs = job->weight->num_inputs, stride = job->taken.stride;
-    const size_t bytes = panel_bytes(kind, inputs);
+    const size_t bytes = panel_bytes(kind, inputs), apart = (size_t)job->apart * bytes;
     const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
     const float *x = row_of(&job->taken, row);
     vf sums[MOST_BLOCK_ROWS][PANEL_GROUP * VPP];
@@ -109,7 +126,7 @@ INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, c
     for (int64_t pair = 0; pair < inputs / 2; pair++) {
         vf first[4 * VPP], second[4 * VPP];
         UNROLL for (int c = 0; c < panels * VPP; c++)
-            load_weights(w + (size_t)(c / VPP) * bytes, kind, pair, c % VPP, &first[c], &second[c]);
+            load_weights(w + (size_t)(c / VPP) * apart, kind, pair, c % VPP, &first[c], &second[c]);
         UNROLL for (int r = 0; r < rows; r++) {
             vf x0 = vset(x[r * stride + 2 * pair]), x1 = vset(x[r * stride + 2 * pair + 1]);
             UNROLL for (int c = 0; c < panels * VPP; c++)
@@ -120,12 +137,10 @@ INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, c
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int c = 0; c < panels * VPP; c++)
                 sums[r][c] = vfma(vset(x[r * stride + inputs - 1]),
-                                  load_last_weights(w + (size_t)(c / VPP) * bytes, kind, inputs - 1, c % VPP), sums[r][c]);
-    struct results results;
+                                  load_last_weights(w + (size_t)(c / VPP) * apart, kind, inputs - 1, c % VPP), sums[r][c]);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels * VPP; c++)
-            vstore(&results.of[r][c * W], sums[r][c]);
-    store_results(job, row, panel, rows, panels, &results);
+            vstore(to + r * RESULT_STRIDE + c * W, sums[r][c]);
 }
 
 #if defined(ISA_BF16)
@@ -138,10 +153,11 @@ INLINE __m512bh all_pairs(const uint16_t *pair)
 }
 
 /* Inputs two by two: the processor adds both products at once. */
-INLINE void multiply_dots(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels)
+INLINE void multiply_dots(const struct linear_job *job, int64_t row, int64_t panel, const int rows, const int panels,
+                          float *to)
 {
     const int64_t stride = job->taken.stride, padded = padded_inputs(KIND_BF16, job->weight->num_inputs);
-    const size_t bytes = panel_bytes(KIND_BF16, padded);
+    const size_t bytes = panel_bytes(KIND_BF16, padded), apart = (size_t)job->apart * bytes;
     const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
     const uint16_t *x = row_of(&job->taken, row);
     vf sums[MOST_BLOCK_ROWS][PANEL_GROUP];
@@ -151,50 +167,48 @@ INLINE void multiply_dots(const struct linear_job *job, int64_t row, int64_t pan
     for (int64_t pair = 0; pair < padded / 2; pair++) {
         __m512bh weights[4];
         UNROLL for (int c = 0; c < panels; c++)
-            weights[c] = (__m512bh)_mm512_loadu_si512(w + (size_t)c * bytes + pair * 64);
+            weights[c] = (__m512bh)_mm512_loadu_si512(w + (size_t)c * apart + pair * 64);
         UNROLL for (int r = 0; r < rows; r++) {
             __m512bh both = all_pairs(x + r * stride + 2 * pair);
             UNROLL for (int c = 0; c < panels; c++)
                 sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights[c], both);
         }
     }
-    struct results results;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels; c++)
-            vstore(&results.of[r][c * W], sums[r][c]);
-    store_results(job, row, panel, rows, panels, &results);
+            vstore(to + r * RESULT_STRIDE + c * W, sums[r][c]);
 }
-#define MULTIPLY_BF16(job, row, panel, rows, panels) multiply_dots(job, row, panel, rows, panels)
+#define MULTIPLY_BF16(job, row, panel, rows, panels, to) multiply_dots(job, row, panel, rows, panels, to)
 #else
-#define MULTIPLY_BF16(job, row, panel, rows, panels) multiply(job, row, panel, rows, panels, KIND_BF16)
+#define MULTIPLY_BF16(job, row, panel, rows, panels, to) multiply(job, row, panel, rows, panels, KIND_BF16, to)
 #endif
 
 #define BLOCK(rows, panels)                                                                                  \
     static __attribute__((noinline)) void block_##rows##_##panels(const struct linear_job *job, int64_t row, \
-                                                                  int64_t panel)                             \
+                                                                  int64_t panel, float *to)                  \
     {                                                                                                        \
         if (job->weight->kind == KIND_F32)                                                                   \
-            multiply(job, row, panel, rows, panels, KIND_F32);                                               \
+            multiply(job, row, panel, rows, panels, KIND_F32, to);                                               \
         else if (!USES_TILES && job->weight->kind == KIND_BF16)                                              \
-            MULTIPLY_BF16(job, row, panel, rows, panels);                                                    \
+            MULTIPLY_BF16(job, row, panel, rows, panels, to);                                                    \
         else                                                                                                 \
-            multiply(job, row, panel, rows, panels, KIND_F16);                                               \
+            multiply(job, row, panel, rows, panels, KIND_F16, to);                                               \
     }
 #define QUANTIZED_BLOCK(rows, panels)                                                                             \
     static __attribute__((noinline)) void quantized_##rows##_##panels(const struct linear_job *job, int64_t row,  \
-                                                                 int64_t panel)                              \
+                                                                      int64_t panel, float *to)                  \
     {                                                                                                        \
         if (!USES_TILES && job->weight->kind == KIND_INT8)                                                   \
-            multiply_int8(job, row, panel, rows, panels);                                                    \
+            multiply_int8(job, row, panel, rows, panels, to);                                                    \
         else if (!USES_TILES)                                                                                \
-            multiply_int4(job, row, panel, rows, panels);                                                    \
+            multiply_int4(job, row, panel, rows, panels, to);                                                    \
     }
 
 /* By the number of rows, beginning with one; `panels` is how many a block takes. Few rows wait for memory, which delivers
  * one panel after the other soonest; of many, every number that is loaded should serve two panels, unless registers are
  * better spent on more rows: quantized products need two for a sum. */
 struct block {
-    void (*multiply)(const struct linear_job *, int64_t row, int64_t panel);
+    void (*multiply)(const struct linear_job *, int64_t row, int64_t panel, float *to);
     int panels;
 };
 
@@ -231,21 +245,35 @@ INLINE int64_t max_rows(int kind)
 
 /* ---- the loop over blocks ---- */
 
-static int64_t min_int(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static const struct block *block_of(int kind, int64_t rows)
 {
     return is_quantized(kind) ? &quantized_blocks[rows - 1] : &blocks[rows - 1];
 }
 
+INLINE int64_t panels_at_once(const struct linear_job *job, const struct block *block)
+{
+    return job->then == GATE ? 1 : block->panels;
+}
+
+/* Of gates those of the first half alone are counted. */
+static int64_t panels_to_share(const struct linear_job *job)
+{
+    return job->then == GATE ? job->weight->num_outputs / 2 / PANEL : count_panels(job->weight->num_outputs);
+}
+
 static void multiply_rows(const struct linear_job *job, int64_t row, int64_t rows, int64_t panel, int64_t end)
 {
     const struct block *block = block_of(job->weight->kind, rows);
-    for (; panel < end; panel += block->panels)
-        block->multiply(job, row, panel);
+    float results[MOST_RESULTS] __attribute__((aligned(64)));
+    for (; panel < end; panel += panels_at_once(job, block))
+        if (job->then == GATE) {
+            for (int i = 0; i < 2; i += block->panels)
+                block->multiply(job, row, panel + i * job->apart, results + i * PANEL);
+            store_gated(job, row, panel, (int)rows, results);
+        } else {
+            block->multiply(job, row, panel, results);
+            store_results(job, row, panel, (int)rows, block->panels, results);
+        }
 }
 
 /* A few panels stay in the cache while all rows pass over them. */
@@ -253,10 +281,10 @@ static void multiply_panels(void *context, int64_t item)
 {
     const struct linear_job *job = context;
     int64_t panel = item * job->panels_per_item, most = max_rows(job->weight->kind);
-    int64_t end = min_int(panel + job->panels_per_item, count_panels(job->weight->num_outputs));
+    int64_t end = min_int(panel + job->panels_per_item, panels_to_share(job));
     int64_t num_blocks = (job->num_rows + most - 1) / most;
-    int64_t lowest = block_of(job->weight->kind, job->num_rows / num_blocks)->panels;
-    int64_t highest = block_of(job->weight->kind, (job->num_rows + num_blocks - 1) / num_blocks)->panels;
+    int64_t lowest = panels_at_once(job, block_of(job->weight->kind, job->num_rows / num_blocks));
+    int64_t highest = panels_at_once(job, block_of(job->weight->kind, (job->num_rows + num_blocks - 1) / num_blocks));
     int64_t wider = lowest > highest ? lowest : highest; /* a multiple of the other one */
     int64_t step = num_blocks == 1 ? end - panel : wider;
     for (; panel < end; panel += step)
@@ -270,10 +298,12 @@ static void multiply_panels(void *context, int64_t item)
 static void prepare_rows(struct linear_job *job)
 {
     int kind = job->weight->kind;
-    if (is_quantized(kind)) {
-        size_t groups = (size_t)(job->num_rows * count_groups(job));
-        job->groups = scratch(SCRATCH_ROWS, groups * sizeof *job->groups);
-        parallel(row_items(job->num_rows), quantize_rows, job);
+    if (kind == KIND_INT8) {
+        prepare_wholes(job);
+        return;
+    }
+    if (kind == KIND_INT4) {
+        prepare_groups(job);
         return;
     }
     enum dtype dtype = USES_DOTS && kind == KIND_BF16 ? BF16 : F32;
@@ -288,24 +318,24 @@ static void prepare_rows(struct linear_job *job)
 }
 
 /* Enough items for the threads to share, few enough that handing them out costs nothing. */
-static int64_t panels_per_item(int64_t num_panels, int64_t num_rows)
+static int64_t panels_per_item(int64_t count, int64_t num_rows)
 {
     int64_t items = num_threads() == 1 ? 1 : num_threads() * (num_rows > 16 ? 8 : 4);
-    return round_up((num_panels + items - 1) / items, PANEL_GROUP);
+    return round_up((count + items - 1) / items, PANEL_GROUP);
 }
 
 static void linear_in_vectors(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,
                               const struct rows *out)
 {
-    int64_t num_panels = count_panels(weight->num_outputs);
     int64_t rows_per_pass = min_int(num_rows, 1 + (1 << 20) / (4 * weight->num_inputs)); /* activations stay in L2 */
     for (int64_t row = 0; row < num_rows; row += rows_per_pass) {
         struct linear_job job = {.weight = weight, .then = then, .x = *x, .out = *out};
         job.x.data = row_of(x, row);
         job.out.data = row_of(out, row);
         job.num_rows = min_int(rows_per_pass, num_rows - row);
-        job.panels_per_item = panels_per_item(num_panels, job.num_rows);
+        job.panels_per_item = panels_per_item(panels_to_share(&job), job.num_rows);
+        job.apart = then == GATE ? panels_to_share(&job) : 1;
         prepare_rows(&job);
-        parallel((num_panels + job.panels_per_item - 1) / job.panels_per_item, multiply_panels, &job);
+        parallel((panels_to_share(&job) + job.panels_per_item - 1) / job.panels_per_item, multiply_panels, &job);
     }
 }

@@ -1,5 +1,10 @@
 /* How weights are laid out for the kernels; see baton.h. */
 
+INLINE int64_t min_int(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 INLINE int64_t round_up(int64_t n, int64_t unit)
 {
     return (n + unit - 1) / unit * unit;
@@ -8,11 +13,6 @@ INLINE int64_t round_up(int64_t n, int64_t unit)
 INLINE int is_quantized(int kind)
 {
     return kind == KIND_INT8 || kind == KIND_INT4;
-}
-
-INLINE size_t span_bytes(int kind)
-{
-    return kind == KIND_INT8 ? INT8_SPAN_BYTES : INT4_SPAN_BYTES;
 }
 
 INLINE int64_t padded_inputs(int kind, int64_t num_inputs)
@@ -31,19 +31,15 @@ INLINE int64_t count_panels(int64_t num_outputs)
 INLINE size_t panel_bytes(int kind, int64_t num_inputs)
 {
     size_t padded = (size_t)padded_inputs(kind, num_inputs);
-    if (is_quantized(kind))
-        return padded / SPAN * span_bytes(kind);
+    if (kind == KIND_INT8)
+        return (padded + INT8_GROUP - 1) / INT8_GROUP * INT8_HEAD_BYTES + padded * PANEL;
+    if (kind == KIND_INT4)
+        return padded / SPAN * INT4_SPAN_BYTES;
     return padded * PANEL * (kind == KIND_F32 ? 4 : 2);
 }
 
-#if defined(ISA_AVX512) && !defined(ISA_AMX)
-enum { WEIGHT_OFFSET = 128 }; /* vpdpbusd multiplies unsigned by signed */
-#else
-enum { WEIGHT_OFFSET = 0 };
-#endif
-
 /* Where the whole number of input k of a group and of an output of the panel lies. */
-INLINE int place_of(int k, int lane)
+INLINE int64_t place_of(int64_t k, int lane)
 {
 #if defined(ISA_AMX)
     return k / 4 * PANEL * 4 + lane * 4 + k % 2 * 2 + k / 2 % 2; /* bytes of a word go to neighbouring rows of a tile */
@@ -52,7 +48,7 @@ INLINE int place_of(int k, int lane)
 #endif
 }
 
-/* The same of numbers of four bits, counted in half bytes. */
+/* Where the number of four bits of input k of a group and of an output of the panel lies, counted in half bytes. */
 INLINE int nibble_of(int k, int lane)
 {
 #if defined(ISA_AMX)
@@ -92,10 +88,10 @@ INLINE float from_half(uint16_t half)
     return wide[0];
 }
 
-/* GROUP inputs of one output as whole numbers: x = scale * number, for int4 x = scale * number + least. */
+/* GROUP inputs of one output as whole numbers: x = scale * number + least. */
 struct numbers {
-    uint16_t scale, least; /* in half precision, for int4 times INT4_FACTOR */
-    int8_t whole[GROUP];   /* for int4 from 0 to 15 */
+    uint16_t scale, least; /* in half precision, times INT4_FACTOR */
+    int8_t whole[GROUP];   /* from 0 to 15 */
 };
 
 /* What lies beyond the row counts as zero. */
@@ -119,18 +115,6 @@ static struct group load_group(const struct pack_job *job, const void *row, long
     return g;
 }
 
-/* The largest magnitude becomes 127, or a little less when half precision rounds the scale up. */
-static void round_to_int8(const struct group *g, struct numbers *numbers)
-{
-    float most = fmaxf(g->highest, -g->lowest);
-    uint16_t half = to_half(most / 127.0f);
-    half += from_half(half) * 127.0f < most; /* never beyond 127 */
-    float scale = from_half(half);
-    numbers->scale = half;
-    for (int i = 0; i < GROUP / W; i++)
-        vstore_int8(numbers->whole + i * W, scale > 0 ? vround(vdiv(g->x[i], vset(scale))) : vset(0));
-}
-
 /* The least becomes 0, the greatest 15: for what came as Q4_1, the numbers that it was made of. */
 static void round_to_int4(const struct group *g, struct numbers *numbers)
 {
@@ -148,17 +132,12 @@ INLINE int64_t block_bytes(int format)
     return format == BLOCK_Q8_0 ? 2 + GROUP : (format == BLOCK_Q4_1 ? 4 : 2) + GROUP / 2;
 }
 
-/* A block of a GGUF file: its scale, for Q4_1 its least value, then the numbers; of Q4 the first half of them in the
- * lower half bytes. Those of Q4_0 mean eight less. */
-static void read_block(const uint8_t *block, int format, struct numbers *numbers)
+/* A block of a GGUF file: its scale, for Q4_1 its least value, then the numbers, the first half of them in the lower half
+ * bytes. Those of Q4_0 mean eight less. */
+static void read_int4_block(const uint8_t *block, int format, struct numbers *numbers)
 {
     uint16_t halves[2];
     memcpy(halves, block, sizeof halves);
-    if (format == BLOCK_Q8_0) {
-        numbers->scale = halves[0];
-        memcpy(numbers->whole, block + 2, GROUP);
-        return;
-    }
     float least = format == BLOCK_Q4_1 ? from_half(halves[1]) : -8.0f * from_half(halves[0]);
     numbers->scale = to_half(from_half(halves[0]) * INT4_FACTOR);
     numbers->least = to_half(least * INT4_FACTOR);
@@ -169,12 +148,45 @@ static void read_block(const uint8_t *block, int format, struct numbers *numbers
     }
 }
 
-static void put_int8(const struct numbers *numbers, int second, uint8_t *span, int lane)
+static void read_row(const struct pack_job *job, int64_t output, float *values)
 {
-    ((uint16_t *)span)[second * PANEL + lane] = numbers->scale;
-    uint8_t *whole = span + 2 * 2 * PANEL + second * GROUP * PANEL;
-    for (int k = 0; k < GROUP; k++)
-        whole[place_of(k, lane)] = (uint8_t)(numbers->whole[k] ^ WEIGHT_OFFSET);
+    long n = (long)job->num_inputs;
+    const uint8_t *block = (const uint8_t *)job->weight + output * (n / GROUP) * block_bytes(BLOCK_Q8_0);
+    for (long i = 0; i < n; i += W)
+        if (job->dtype <= F16) {
+            vstore_at(values, i, n, vload_at(at(job->weight, (size_t)(output * n), job->dtype), i, n, job->dtype), F32);
+        } else {
+            const uint8_t *of = block + i / GROUP * block_bytes(BLOCK_Q8_0);
+            uint16_t half;
+            memcpy(&half, of, sizeof half);
+            vstore(values + i, vmul(vload_int8((const int8_t *)of + 2 + i % GROUP), vset(from_half(half))));
+        }
+}
+
+static void put_int8(const int8_t *whole, int64_t count, uint8_t *to, int lane)
+{
+    for (int64_t k = 0; k < count; k++)
+        to[place_of(k, lane)] = (uint8_t)(whole[k] ^ WEIGHT_OFFSET);
+}
+
+static void pack_int8_panel(const struct pack_job *job, int64_t index, char *panel)
+{
+    int64_t padded = padded_inputs(KIND_INT8, job->num_inputs);
+    float *values = scratch(SCRATCH_ROW, (size_t)padded * sizeof *values);
+    int8_t whole[INT8_GROUP];
+    for (int lane = 0; lane < PANEL; lane++) {
+        bool is_output = index * PANEL + lane < job->num_outputs;
+        memset(values, 0, (size_t)padded * sizeof *values);
+        if (is_output)
+            read_row(job, index * PANEL + lane, values);
+        turn(values, padded);
+        char *group = panel;
+        for (int64_t start = 0; start < padded; start += INT8_GROUP, group += INT8_GROUP_BYTES) {
+            int64_t count = min_int(INT8_GROUP, padded - start);
+            ((float *)group)[lane] = round_group(values + start, count, whole).scale / turned_length(padded);
+            put_int8(whole, count, (uint8_t *)group + INT8_HEAD_BYTES, lane);
+        }
+    }
 }
 
 static void put_int4(const struct numbers *numbers, int second, uint8_t *span, int lane)
@@ -193,30 +205,20 @@ static void read_group(const struct pack_job *job, int64_t output, int64_t start
 {
     if (job->dtype > F16) {
         int64_t block = output * (job->num_inputs / GROUP) + start / GROUP;
-        read_block((const uint8_t *)job->weight + block * block_bytes(job->dtype), job->dtype, numbers);
+        read_int4_block((const uint8_t *)job->weight + block * block_bytes(job->dtype), job->dtype, numbers);
         return;
     }
     struct group g = load_group(job, at(job->weight, (size_t)(output * job->num_inputs), job->dtype), (long)start);
-    if (job->kind == KIND_INT8)
-        round_to_int8(&g, numbers);
-    else
-        round_to_int4(&g, numbers);
+    round_to_int4(&g, numbers);
 }
 
-static void pack_quantized_panel(const struct pack_job *job, int64_t index, uint8_t *panel)
+static void pack_int4_panel(const struct pack_job *job, int64_t index, char *panel)
 {
-    int64_t padded = padded_inputs(job->kind, job->num_inputs);
-    for (int64_t start = 0; job->kind == KIND_INT8 && start < padded; start += SPAN)
-        memset(panel + (size_t)(start / SPAN) * INT8_SPAN_BYTES + 2 * 2 * PANEL, WEIGHT_OFFSET, SPAN * PANEL);
     for (int lane = 0; lane < PANEL && index * PANEL + lane < job->num_outputs; lane++)
         for (int64_t start = 0; start < job->num_inputs; start += GROUP) {
             struct numbers numbers = {0};
-            uint8_t *span = panel + (size_t)(start / SPAN) * span_bytes(job->kind);
             read_group(job, index * PANEL + lane, start, &numbers);
-            if (job->kind == KIND_INT8)
-                put_int8(&numbers, (int)(start % SPAN / GROUP), span, lane);
-            else
-                put_int4(&numbers, (int)(start % SPAN / GROUP), span, lane);
+            put_int4(&numbers, (int)(start % SPAN / GROUP), (uint8_t *)panel + (size_t)(start / SPAN) * INT4_SPAN_BYTES, lane);
         }
 }
 
@@ -239,10 +241,12 @@ static void pack_panel(void *context, int64_t index)
     size_t bytes = panel_bytes(job->kind, job->num_inputs);
     char *panel = (char *)job->data + (size_t)index * bytes;
     memset(panel, 0, bytes);
-    if (is_quantized(job->kind)) {
-        pack_quantized_panel(job, index, (uint8_t *)panel);
+    if (job->kind == KIND_INT8)
+        pack_int8_panel(job, index, panel);
+    if (job->kind == KIND_INT4)
+        pack_int4_panel(job, index, panel);
+    if (is_quantized(job->kind))
         return;
-    }
     for (int lane = 0; lane < PANEL && index * PANEL + lane < job->num_outputs; lane++)
         pack_float_row(job, index * PANEL + lane, panel, lane);
 }

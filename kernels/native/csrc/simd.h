@@ -94,6 +94,12 @@ INLINE void vload_bf16_pairs(const uint16_t *p, vf *even, vf *odd)
 INLINE void vstore_int8(int8_t *p, vf x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x))); }
 INLINE vf vload_int8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 
+/* Lane i takes what lane i ^ `apart` has. */
+#define VSWAP_1(x) _mm512_permute_ps(x, 0xb1)
+#define VSWAP_2(x) _mm512_permute_ps(x, 0x4e)
+#define VSWAP_4(x) _mm512_shuffle_f32x4(x, x, 0xb1)
+#define VSWAP_8(x) _mm512_shuffle_f32x4(x, x, 0x4e)
+
 #elif defined(ISA_AVX2)
 #include <immintrin.h>
 #define W 8
@@ -148,6 +154,9 @@ INLINE void vstore_int8(int8_t *p, vf x)
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(half, half));
 }
 INLINE vf vload_int8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+#define VSWAP_1(x) _mm256_permute_ps(x, 0xb1)
+#define VSWAP_2(x) _mm256_permute_ps(x, 0x4e)
+#define VSWAP_4(x) _mm256_permute2f128_ps(x, x, 1)
 
 #else
 #include <math.h>
@@ -233,7 +242,27 @@ INLINE void vstore_int8(int8_t *p, vf x)
         p[i] = (int8_t)rounded[i];
 }
 INLINE vf vload_int8(const int8_t *p) { return (vf){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+#define VSWAP_1(x) ((vf){(x)[1], (x)[0], (x)[3], (x)[2]})
+#define VSWAP_2(x) ((vf){(x)[2], (x)[3], (x)[0], (x)[1]})
 #endif
+
+/* Sums of two lanes in the first of them, differences in the second, for lanes 1, 2, 4, ... apart in turn: the lanes times
+ * a matrix of W rows of ones and minus ones (Walsh, Hadamard). */
+INLINE vf vturn(vf x)
+{
+    static const float signs[] = {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1,
+                                  -1, -1, 1, 1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1,
+                                  1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1};
+    x = vfma(x, vload(signs), VSWAP_1(x));
+    x = vfma(x, vload(signs + 16), VSWAP_2(x));
+#if W > 4
+    x = vfma(x, vload(signs + 32), VSWAP_4(x));
+#endif
+#if W > 8
+    x = vfma(x, vload(signs + 48), VSWAP_8(x));
+#endif
+    return x;
+}
 
 /* Sum and maximum over the lanes, always the same tree. */
 INLINE float vsum(vf x)
@@ -255,12 +284,19 @@ INLINE float vsum(vf x)
 
 INLINE float vhighest(vf x)
 {
+#if defined(ISA_AVX512)
+    __m256 eight = _mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x));
+    __m128 four = _mm_max_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+    __m128 two = _mm_max_ps(_mm_movehl_ps(four, four), four);
+    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(two), two));
+#else
     float lanes[W];
     vstore(lanes, x);
     for (int half = W / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
             lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
     return lanes[0];
+#endif
 }
 
 /* 2^x, relative error below 2e-7; exactly 1 at 0, exactly 0 below -126. The coefficients are a least-maximum-error

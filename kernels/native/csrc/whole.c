@@ -1,0 +1,56 @@
+/* Whole numbers: four of a row's activations times those of W outputs' weights, summed exactly. */
+
+#if defined(ISA_AVX512) && !defined(ISA_AMX)
+enum { WEIGHT_OFFSET = 128 }; /* vpdpbusd multiplies unsigned by signed */
+#else
+enum { WEIGHT_OFFSET = 0 };
+#endif
+
+#if defined(ISA_AVX512)
+typedef int32_t wholes __attribute__((vector_size(64)));
+INLINE wholes load_wholes(const void *p) { return (wholes)_mm512_loadu_si512(p); }
+INLINE wholes all_wholes(int32_t x) { return (wholes)_mm512_set1_epi32(x); }
+INLINE wholes dot4(wholes sums, wholes x, wholes w) { return (wholes)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)x); }
+INLINE vf as_floats(wholes x) { return _mm512_cvtepi32_ps((__m512i)x); }
+#elif defined(ISA_AVX2)
+typedef int32_t wholes __attribute__((vector_size(32)));
+INLINE wholes load_wholes(const void *p) { return (wholes)_mm256_loadu_si256((const __m256i *)p); }
+INLINE wholes all_wholes(int32_t x) { return (wholes)_mm256_set1_epi32(x); }
+INLINE wholes add_pairs(wholes sums, __m256i pairs)
+{
+    return (wholes)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+/* |x| times w with the sign of x: pairs stay within 2 * 127 * 127, so that nothing saturates. */
+INLINE wholes dot4(wholes sums, wholes x, wholes w)
+{
+    return add_pairs(sums, _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)x), _mm256_sign_epi8((__m256i)w, (__m256i)x)));
+}
+INLINE vf as_floats(wholes x) { return _mm256_cvtepi32_ps((__m256i)x); }
+#else
+typedef vi wholes;
+INLINE wholes load_wholes(const void *p)
+{
+    wholes x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE wholes all_wholes(int32_t x) { return (wholes){x, x, x, x}; }
+INLINE wholes dot4(wholes sums, wholes x, wholes w)
+{
+    int8_t a[4 * W], b[4 * W];
+    memcpy(a, &x, sizeof a);
+    memcpy(b, &w, sizeof b);
+    for (int i = 0; i < W; i++)
+        sums[i] += a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] + a[4 * i + 3] * b[4 * i + 3];
+    return sums;
+}
+INLINE vf as_floats(wholes x) { return __builtin_convertvector(x, vf); }
+#endif
+
+/* The same four in every lane. */
+INLINE wholes all_fours(const int8_t *p)
+{
+    int32_t x;
+    memcpy(&x, p, 4);
+    return all_wholes(x);
+}
