@@ -50,6 +50,15 @@ INLINE void store_outputs(const struct linear_job *job, int64_t row, int64_t out
 
 enum { MOST_BLOCK_ROWS = 12, MOST_QUANTIZED_ROWS = 12 };
 
+/* From so many rows on a number that is loaded takes so long to multiply that the processor does not read ahead by itself:
+ * the panels that are next are asked for meanwhile, into the cache behind the nearest one, which has no room for them. */
+enum { MANY_DOT_ROWS = 2, MANY_QUANTIZED_ROWS = 6 };
+
+INLINE void fetch_panel(const char *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
 /* Sums leave their registers for here, a row of them every RESULT_STRIDE, before anything is done with them: code for every
  * type of result behind the loop would make the compiler keep them in memory from the beginning. */
 enum { RESULT_STRIDE = PANEL_GROUP * PANEL, MOST_RESULTS = MOST_BLOCK_ROWS * RESULT_STRIDE };
@@ -168,6 +177,9 @@ INLINE void multiply_dots(const struct linear_job *job, int64_t row, int64_t pan
         __m512bh weights[4];
         UNROLL for (int c = 0; c < panels; c++)
             weights[c] = (__m512bh)_mm512_loadu_si512(w + (size_t)c * apart + pair * 64);
+        if (rows >= MANY_DOT_ROWS)
+            UNROLL for (int c = 0; c < panels; c++)
+                fetch_panel(w + (size_t)c * apart + pair * 64 + (size_t)panels * bytes);
         UNROLL for (int r = 0; r < rows; r++) {
             __m512bh both = all_pairs(x + r * stride + 2 * pair);
             UNROLL for (int c = 0; c < panels; c++)

@@ -91,11 +91,10 @@ INLINE wholes dot_nibbles(wholes sums, wholes x_low, wholes x_high, nibbles w)
 }
 #endif
 
-/* With many rows a span of numbers of four bits takes so long that the processor does not read ahead by itself. */
 INLINE void fetch_int4_spans(const char *span, const int rows)
 {
-    enum { SPANS = 4, MANY_ROWS = 6 };
-    if (rows >= MANY_ROWS)
+    enum { SPANS = 4 };
+    if (rows >= MANY_QUANTIZED_ROWS)
         UNROLL for (size_t line = 0; line < INT4_SPAN_BYTES; line += 64)
             __builtin_prefetch(span + SPANS * INT4_SPAN_BYTES + line);
 }

@@ -68,6 +68,9 @@ INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t pan
             wholes weights[PANEL_GROUP * VPP];
             UNROLL for (int c = 0; c < panels * VPP; c++)
                 weights[c] = load_wholes(whole + (size_t)(c / VPP) * apart + c % VPP * W * 4);
+            if (rows >= MANY_QUANTIZED_ROWS)
+                UNROLL for (int p = 0; p < panels; p++)
+                    fetch_panel(whole + (size_t)p * apart + (size_t)panels * bytes);
             UNROLL for (int r = 0; r < rows; r++) {
                 wholes four = all_fours(x + r * INT8_GROUP + i);
                 UNROLL for (int c = 0; c < panels * VPP; c++)
