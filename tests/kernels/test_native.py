@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from random import Random
 from threading import Event
 
 import pytest
@@ -140,15 +141,25 @@ def test_quantized_linear_agrees(
     close(ours, expected, QUANTIZED_TOLERANCE[kind], math.sqrt(inputs))
 
 
-def turned(x: Tensor) -> Tensor:
-    """``x`` [R, I], zeros behind the inputs up to a multiple of 64, every run of as many as the largest power
-    of two in their number times a matrix of Walsh and Hadamard."""
-    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 64))
-    run = padded.shape[1] & -padded.shape[1]
+def signs(count: int) -> Tensor:
+    """Of 512 inputs, repeated: -1 where a bit drawn at random is set."""
+    draw = Random(4)
+    words = [draw.getrandbits(32) for _ in range(16)]
+    return torch.tensor([1.0 - 2.0 * (words[i // 32 % 16] >> i % 32 & 1) for i in range(count)])
+
+
+def walsh(x: Tensor) -> Tensor:
+    """Every run of ``x`` [R, I] of as many as the largest power of two in I times a matrix of Hadamard."""
+    run = x.shape[1] & -x.shape[1]
     matrix = torch.ones(1, 1)
     while len(matrix) < run:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return (padded.view(len(x), -1, run) @ matrix).flatten(1)
+    return (x.view(len(x), -1, run) @ matrix).flatten(1)
+
+
+def turned(x: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 64))
+    return walsh(padded * signs(padded.shape[1]))
 
 
 def in_whole_numbers(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -184,8 +195,9 @@ def test_int8_linear_is_that_of_turned_rows_in_whole_numbers(isa: str, inputs: i
 
 def test_int8_linear_does_not_saturate(isa: str) -> None:
     """What is turned into the most extreme of whole numbers, all of one sign or of both."""
-    signs = torch.tensor([[1.0, -1.0, 1.0, -1.0] * 48, [1.0] * 192, [-1.0] * 192])
-    rows = turned(127 * signs) / 64  # turned once more they are 127 * signs
+    extremes = 127 * torch.tensor([[1.0, -1.0, 1.0, -1.0] * 48, [1.0] * 192, [-1.0] * 192])
+    rows = walsh(extremes) * signs(192) / 64
+    assert torch.equal(turned(rows), extremes)
     found = native.linear(rows, native.pack_linear(rows, None, "int8"))
     close(found, rows @ rows.T, 4e-3 if isa == "amx" else 1e-6)
 
@@ -197,6 +209,27 @@ def test_int8_linear_loses_little_to_an_input_that_stands_out(isa: str) -> None:
     expected = x @ weight.T
     found = native.linear(x, native.pack_linear(weight, None, "int8"))
     assert (found - expected).norm() < 0.015 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"], ids=str)
+def test_numbers_next_to_nothing_count_as_nothing(isa: str, kind: Quantization) -> None:
+    weight = torch.ones(3, 64)
+    found = native.linear(torch.full((2, 64), 1e-38), native.pack_linear(weight, None, kind))
+    assert found.abs().max() < 1e-35
+    if kind == "int8":
+        tiny = native.pack_linear(weight * 2e-39, None, kind)
+        products = native.linear(torch.full((2, 64), 1e30), tiny)
+        assert (products >= 0).all() and products.max() < 2e-7
+
+
+@pytest.mark.parametrize("inputs", [576, 2048])
+def test_int8_linear_loses_little_to_what_inputs_have_in_common(isa: str, inputs: int) -> None:
+    g = torch.Generator().manual_seed(5)
+    for alike, other in [(3.0, 0.0), (0.0, 3.0), (1.0, 1.0)]:
+        x, weight = random(g, 16, inputs) + alike, random(g, 64, inputs) + other
+        found = native.linear(x, native.pack_linear(weight, None, "int8"))
+        lost = found - x @ weight.T
+        assert lost.norm() < 0.015 * (x.norm() * weight.norm() / inputs**0.5)
 
 
 def test_int4_linear_is_exact_for_numbers_on_its_grid(isa: str) -> None:

@@ -23,7 +23,7 @@ INLINE void quantize_group(const struct linear_job *job, int64_t row, int64_t st
         spoilt = vfma(x[i], vset(0), spoilt);
     }
     float most = vhighest(highest);
-    vf inverse = vset(most > 0 ? 127.0f / most : 0.0f), sum = vset(0);
+    vf inverse = vset(steps_per_unit(most)), sum = vset(0);
     UNROLL for (int i = 0; i < GROUP / W; i++) {
         vf whole = vround(vmul(x[i], inverse));
         vstore_int8(to->whole + i * W, whole);

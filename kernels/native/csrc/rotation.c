@@ -1,8 +1,18 @@
 /* Rows turned so that no input stands out (the transform of Walsh and Hadamard): of activations some are many times as
  * large as all others, and a scale that fits those leaves few whole numbers for the others. Turned as activations are,
- * weights give the same products. */
+ * weights give the same products. Half of all signs are changed before, or what all inputs have in common would stand out
+ * afterwards. */
 
 enum { SPAN_VECTORS = SPAN / W };
+
+/* By input, repeated: drawn at random, the least significant bit of 32 first. */
+static const uint32_t flips[] = {0x3c6da5d7, 0x4da4f9fc, 0x1a6916c7, 0xb8a1abcd, 0x656412a9, 0x7a97c643, 0x27ac435a, 0x1710cf53,
+                                 0x11072231, 0x0512bd13, 0x66ceab36, 0x8ca59966, 0xeaff1a09, 0x4a14876a, 0xccea71ff, 0xfd724452};
+
+INLINE uint32_t flips_from(int64_t input)
+{
+    return flips[input / 32 % 16] >> input % 32;
+}
 
 /* x[n], n a multiple of SPAN: every run of as many as the largest power of two in n is turned, which makes it longer by the
  * square root of that. */
@@ -11,7 +21,7 @@ INLINE void turn(float *x, int64_t n)
     for (int64_t start = 0; start < n; start += SPAN) {
         vf v[SPAN_VECTORS];
         UNROLL for (int i = 0; i < SPAN_VECTORS; i++)
-            v[i] = vload(x + start + i * W);
+            v[i] = vflip(vload(x + start + i * W), flips_from(start + i * W));
         UNROLL for (int apart = 1; apart < SPAN_VECTORS; apart *= 2)
             UNROLL for (int i = 0; i < SPAN_VECTORS; i++)
                 if ((i & apart) == 0) {
@@ -52,7 +62,7 @@ INLINE struct rounded round_group(const float *x, int64_t count, int8_t *whole)
         spoilt = vfma(vload(x + i), vset(0), spoilt);
     }
     float most = vhighest(highest);
-    vf inverse = vset(most > 0 ? 127.0f / most : 0.0f);
+    vf inverse = vset(steps_per_unit(most));
     for (int64_t i = 0; i < count; i += W)
         vstore_int8(whole + i, vmul(vload(x + i), inverse));
     struct rounded rounded = {(most + vsum(spoilt)) / 127.0f, 0};

@@ -94,6 +94,8 @@ INLINE void vload_bf16_pairs(const uint16_t *p, vf *even, vf *odd)
 INLINE void vstore_int8(int8_t *p, vf x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x))); }
 INLINE vf vload_int8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 
+/* The sign of lane i turns if bit i is set. */
+INLINE vf vflip(vf x, uint32_t bits) { return _mm512_mask_sub_ps(x, (__mmask16)bits, _mm512_set1_ps(-0.0f), x); }
 /* Lane i takes what lane i ^ `apart` has. */
 #define VSWAP_1(x) _mm512_permute_ps(x, 0xb1)
 #define VSWAP_2(x) _mm512_permute_ps(x, 0x4e)
@@ -154,6 +156,11 @@ INLINE void vstore_int8(int8_t *p, vf x)
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(half, half));
 }
 INLINE vf vload_int8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INLINE vf vflip(vf x, uint32_t bits)
+{
+    __m256i each = _mm256_sllv_epi32(_mm256_set1_epi32((int)bits), _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
+    return _mm256_xor_ps(x, _mm256_and_ps(_mm256_castsi256_ps(each), _mm256_set1_ps(-0.0f)));
+}
 #define VSWAP_1(x) _mm256_permute_ps(x, 0xb1)
 #define VSWAP_2(x) _mm256_permute_ps(x, 0x4e)
 #define VSWAP_4(x) _mm256_permute2f128_ps(x, x, 1)
@@ -242,6 +249,11 @@ INLINE void vstore_int8(int8_t *p, vf x)
         p[i] = (int8_t)rounded[i];
 }
 INLINE vf vload_int8(const int8_t *p) { return (vf){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+INLINE vf vflip(vf x, uint32_t bits)
+{
+    const vi lanes = {1, 2, 4, 8};
+    return vblend(((vi){(int)bits, (int)bits, (int)bits, (int)bits} & lanes) != 0, -x, x);
+}
 #define VSWAP_1(x) ((vf){(x)[1], (x)[0], (x)[3], (x)[2]})
 #define VSWAP_2(x) ((vf){(x)[2], (x)[3], (x)[0], (x)[1]})
 #endif

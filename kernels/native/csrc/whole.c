@@ -47,6 +47,12 @@ INLINE wholes dot4(wholes sums, wholes x, wholes w)
 INLINE vf as_floats(wholes x) { return __builtin_convertvector(x, vf); }
 #endif
 
+/* What makes the largest magnitude 127; of numbers too small for that, next to nothing, it makes 0. */
+INLINE float steps_per_unit(float most)
+{
+    return most > 1e-36f ? 127.0f / most : 0.0f;
+}
+
 /* The same four in every lane. */
 INLINE wholes all_fours(const int8_t *p)
 {
