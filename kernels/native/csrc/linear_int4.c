@@ -48,34 +48,24 @@ static void prepare_groups(struct linear_job *job)
     parallel(row_items(job->num_rows), quantize_groups, job);
 }
 
-#if defined(ISA_AVX512)
-typedef struct { wholes low, high; } nibbles;
 /* The lower and the upper half bytes, each a byte below 16: no sign to care for. */
+typedef struct { wholes low, high; } nibbles;
+
+#if defined(ISA_AVX512)
 INLINE nibbles load_nibbles(const uint8_t *w)
 {
     const __m512i mask = _mm512_set1_epi8(15);
     __m512i both = _mm512_loadu_si512(w);
     return (nibbles){(wholes)_mm512_and_si512(both, mask), (wholes)_mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
 }
-INLINE wholes dot_nibbles(wholes sums, wholes x_low, wholes x_high, nibbles w)
-{
-    return dot4(dot4(sums, x_low, w.low), x_high, w.high);
-}
 #elif defined(ISA_AVX2)
-typedef struct { __m256i low, high; } nibbles;
 INLINE nibbles load_nibbles(const uint8_t *w)
 {
     const __m256i mask = _mm256_set1_epi8(15);
     __m256i both = _mm256_loadu_si256((const __m256i *)w);
-    return (nibbles){_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi16(both, 4), mask)};
-}
-INLINE wholes dot_nibbles(wholes sums, wholes x_low, wholes x_high, nibbles w)
-{
-    return add_pairs(sums, _mm256_add_epi16(_mm256_maddubs_epi16(w.low, (__m256i)x_low),
-                                            _mm256_maddubs_epi16(w.high, (__m256i)x_high)));
+    return (nibbles){(wholes)_mm256_and_si256(both, mask), (wholes)_mm256_and_si256(_mm256_srli_epi16(both, 4), mask)};
 }
 #else
-typedef struct { wholes low, high; } nibbles;
 INLINE nibbles load_nibbles(const uint8_t *w)
 {
     uint8_t low[4 * W], high[4 * W];
@@ -85,11 +75,17 @@ INLINE nibbles load_nibbles(const uint8_t *w)
     }
     return (nibbles){load_wholes(low), load_wholes(high)};
 }
+#endif
+
 INLINE wholes dot_nibbles(wholes sums, wholes x_low, wholes x_high, nibbles w)
 {
+#if defined(ISA_AVX2)
+    return add_pairs(sums, _mm256_add_epi16(_mm256_maddubs_epi16((__m256i)w.low, (__m256i)x_low),
+                                            _mm256_maddubs_epi16((__m256i)w.high, (__m256i)x_high)));
+#else
     return dot4(dot4(sums, x_low, w.low), x_high, w.high);
-}
 #endif
+}
 
 INLINE void fetch_int4_spans(const char *span, const int rows)
 {

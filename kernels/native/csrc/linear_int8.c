@@ -1,11 +1,6 @@
 /* Products with weights of eight bits in whole numbers: rows of activations are turned as weights are, and rounded too, a
  * scale for each group of inputs. */
 
-INLINE int64_t count_int8_groups(int64_t padded)
-{
-    return (padded + INT8_GROUP - 1) / INT8_GROUP;
-}
-
 INLINE int8_t *wholes_of(const struct linear_job *job, int64_t group, int64_t row)
 {
     return job->wholes + (group * job->num_rows + row) * INT8_GROUP;

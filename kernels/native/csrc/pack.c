@@ -28,11 +28,16 @@ INLINE int64_t count_panels(int64_t num_outputs)
     return round_up(num_outputs, PANEL * PANEL_GROUP) / PANEL;
 }
 
+INLINE int64_t count_int8_groups(int64_t padded)
+{
+    return (padded + INT8_GROUP - 1) / INT8_GROUP;
+}
+
 INLINE size_t panel_bytes(int kind, int64_t num_inputs)
 {
     size_t padded = (size_t)padded_inputs(kind, num_inputs);
     if (kind == KIND_INT8)
-        return (padded + INT8_GROUP - 1) / INT8_GROUP * INT8_HEAD_BYTES + padded * PANEL;
+        return (size_t)count_int8_groups((int64_t)padded) * INT8_HEAD_BYTES + padded * PANEL;
     if (kind == KIND_INT4)
         return padded / SPAN * INT4_SPAN_BYTES;
     return padded * PANEL * (kind == KIND_F32 ? 4 : 2);
@@ -148,6 +153,7 @@ static void read_int4_block(const uint8_t *block, int format, struct numbers *nu
     }
 }
 
+/* A whole output's weights. Of a file's blocks those of eight bits alone are packed as int8. */
 static void read_row(const struct pack_job *job, int64_t output, float *values)
 {
     long n = (long)job->num_inputs;
