@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -129,7 +130,8 @@ def read_all(model: str, variant: Variant, texts: list[list[int]], num_threads: 
         sequence.block_ids = list(range(num_blocks))
         with torch.inference_mode():
             batch = build([Work(sequence, 0, len(text), False)], BLOCK_SIZE, CPU)
-            hidden = decoder.forward(batch.token_ids, batch.attention, cache.layers)
+            attention = replace(batch.attention, output_rows=None)
+            hidden = decoder.forward(batch.token_ids, attention, cache.layers)
             yield decoder.logits(hidden).log_softmax(-1)
 
 

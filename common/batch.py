@@ -16,7 +16,7 @@ from kernels import AttentionBatch, Watch
 class Batch:
     token_ids: Tensor  # [T] int64
     attention: AttentionBatch
-    sample_rows: Tensor  # [S'] int64: rows of the last tokens of the works that sample, in their order
+    sample_rows: Tensor | None  # [S'] int64: output rows of the works that sample, in their order; None: all
 
 
 def build(works: Sequence[Work], block_size: int, device: torch.device, watch: Watch | None = None) -> Batch:
@@ -31,7 +31,7 @@ def build(works: Sequence[Work], block_size: int, device: torch.device, watch: W
     positions = np.arange(query_starts[-1]) - query_starts[owners] + starts[owners]
     blocks = block_tables[owners, positions // block_size].astype(np.int64)
     slots = blocks * block_size + positions % block_size
-    samples = np.array([work.samples for work in works])
+    num_outputs = np.array([work.num_outputs for work in works])
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -44,10 +44,20 @@ def build(works: Sequence[Work], block_size: int, device: torch.device, watch: W
         positions=tensor(positions),
         max_query_len=int(counts.max()),
         max_context_len=int(context_lens.max()),
+        output_rows=None
+        if (num_outputs == counts).all()
+        else tensor(_output_rows(query_starts, num_outputs)),
         watch=watch,
     )
-    sample_rows = query_starts[1:][samples].astype(np.int64) - 1
-    return Batch(tensor(_token_ids(works)), attention, tensor(sample_rows))
+    samples = np.array([work.samples for work in works])
+    sample_rows = None if (num_outputs == samples).all() else tensor(num_outputs.cumsum()[samples] - 1)
+    return Batch(tensor(_token_ids(works)), attention, sample_rows)
+
+
+def _output_rows(query_starts: NDArray[np.int32], num_outputs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The last ``num_outputs`` [S] of each sequence's rows."""
+    before = num_outputs.cumsum() - num_outputs
+    return np.arange(num_outputs.sum()) + np.repeat(query_starts[1:] - num_outputs - before, num_outputs)
 
 
 def _token_ids(works: Sequence[Work]) -> NDArray[np.int64]:

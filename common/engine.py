@@ -47,8 +47,8 @@ LONGEST_SLEEP_S = 3600.0
 
 class LanguageModel(Protocol):
     def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: list[Tensor]) -> Tensor:
-        """``token_ids`` [T] -> hidden states [T, I]; stores keys and values in ``caches``, one [N, 2, G, B,
-        D] a layer."""
+        """``token_ids`` [T] -> hidden states [R, I] of the batch's output rows; stores keys and values in
+        ``caches``, one [N, 2, G, B, D] a layer."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class Engine:
         if not sampling:
             gpu.wait(self.cache.device)
             return []
-        if len(sampling) < hidden.shape[0]:
+        if batch.sample_rows is not None:
             hidden = hidden[batch.sample_rows]
         logits = self._language_model.logits(hidden)
         return sample(logits, sampling, self._eos_token_ids, self._sampling)

@@ -58,7 +58,8 @@ class RecordedModel:
         if batch.max_query_len > 1 or size is None:
             return self._model.forward(token_ids, batch, caches)
         self._inputs.fill(token_ids, batch, size)
-        return self._replays[size]()[:num_tokens]
+        hidden = self._replays[size]()[:num_tokens]
+        return hidden if batch.output_rows is None else hidden[batch.output_rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)

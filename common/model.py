@@ -50,8 +50,7 @@ class Model:
 
     def forward(self, token_ids: Tensor, batch: AttentionBatch, caches: Sequence[Tensor]) -> Tensor:
         """``token_ids`` [T]; ``caches``: one layer's keys and values [N, 2, G, B, D] each, written and read
-        at ``batch``'s slots and blocks -> hidden states [T, hidden], of which ``logits`` takes the rows to
-        sample from."""
+        at ``batch``'s slots and blocks -> hidden states [R, hidden] of its output rows, for ``logits``."""
         if self._fused is not None:
             return self._fused(token_ids, batch, caches)
         ops, eps = self.ops, self.config.rms_norm_eps
@@ -63,6 +62,10 @@ class Model:
             x = self.attention(layer, x, batch, caches[index])
             if batch.watch is not None:
                 batch.watch.passed(index + 1, len(self.layers))
+            if batch.output_rows is not None and layer is self.layers[-1]:
+                x, residual = x[batch.output_rows], residual[batch.output_rows]
+                if not len(x):
+                    return x
             x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
         return x + residual

@@ -13,14 +13,14 @@ ROWS_AT_A_TIME = 64  # of logits, which are as long as the vocabulary
 def note_prompt_logprobs(
     works: Sequence[Work], hidden: Tensor, logits_of: Callable[[Tensor], Tensor]
 ) -> None:
-    """For sequences that want them, from the hidden states [T, I] of a step's rows. A row speaks of the token
-    after its own. What a preemption has computed once more is not noted again."""
+    """For sequences that want them, from the hidden states [R, I] of a step's output rows. A row speaks of
+    the token after its own. What a preemption has computed once more is not noted again."""
     first_row = 0
     for work in works:
         if work.sequence.wants_prompt_logprobs:
             rows = hidden[first_row : first_row + work.num_tokens]
             _note(work, rows, logits_of)
-        first_row += work.num_tokens
+        first_row += work.num_outputs
 
 
 def _note(work: Work, rows: Tensor, logits_of: Callable[[Tensor], Tensor]) -> None:

@@ -34,6 +34,11 @@ class Work(NamedTuple):
     num_tokens: int
     samples: bool
 
+    @property
+    def num_outputs(self) -> int:
+        """Rows whose hidden states are wanted, the last ones."""
+        return self.num_tokens if self.sequence.wants_prompt_logprobs else int(self.samples)
+
 
 class Sampled(NamedTuple):
     token_id: int

@@ -51,6 +51,7 @@ class AttentionBatch:
     positions: Tensor  # [T] int64
     max_query_len: int
     max_context_len: int
+    output_rows: Tensor | None = None  # [R] int64, ascending, of a sequence its last ones; None: all
     watch: Watch | None = None
 
 
@@ -82,7 +83,8 @@ class LayerWeights:
 class Forward(Protocol):
     def __call__(self, token_ids: Tensor, batch: AttentionBatch, caches: Sequence[Tensor]) -> Tensor:
         """All layers for ``token_ids`` [T] int64; ``caches``: one layer's [N, 2, G, B, D] each, written and
-        read at ``batch``'s slots and blocks -> hidden states [T, hidden], before the last norm."""
+        read at ``batch``'s slots and blocks -> hidden states [R, hidden] of its output rows, before the last
+        norm."""
         ...
 
 

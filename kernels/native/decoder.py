@@ -45,13 +45,15 @@ class Decoder:
 
     def __call__(self, token_ids: Tensor, batch: AttentionBatch, caches: Sequence[Tensor]) -> Tensor:
         """``token_ids`` [T] int64; ``caches``: one layer's [N, 2, G, B, D] each, all of one type and one
-        stride, written and read at ``batch``'s slots and blocks -> hidden states [T, hidden]."""
+        stride, written and read at ``batch``'s slots and blocks -> hidden states [R, hidden] of its output
+        rows."""
         embedding, first = self._kept[1], caches[0]
         num_heads, num_kv_heads, head_dim = self._shape
         assert (
             first[0].is_contiguous() and first.shape[2] == num_kv_heads and len(caches) == len(self._layers)
         )
-        out = embedding.new_empty(token_ids.shape[0], embedding.shape[1])
+        rows = batch.output_rows
+        out = embedding.new_empty(len(token_ids if rows is None else rows), embedding.shape[1])
         tables = batch.block_tables
         attention = Attention(
             Rows(),
@@ -80,6 +82,8 @@ class Decoder:
             token_ids.shape[0],
             places,
             attention,
+            rows.data_ptr() if rows is not None else None,
+            len(out),
             out.data_ptr(),
             library.TELL(watch.tell) if watch is not None else library.TELL(),
             watch.every if watch is not None else 0,

@@ -106,6 +106,8 @@ class Step(Structure):
         ("num_tokens", c_int64),
         ("caches", POINTER(c_void_p)),
         ("attention", Attention),
+        ("output_rows", c_void_p),
+        ("num_outputs", c_int64),
         ("out", c_void_p),
         ("tell", TELL),
         ("tell_every", c_int32),

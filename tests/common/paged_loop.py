@@ -19,8 +19,10 @@ class PagedLoop:
         self.table = torch.arange(num_blocks).flip(0)
         self.num_computed = 0
 
-    def compute(self, token_ids: list[int], watch: Watch | None = None) -> Tensor:
-        """The next tokens of the sequence -> logits [len(token_ids), vocabulary]."""
+    def compute(
+        self, token_ids: list[int], watch: Watch | None = None, output_rows: Tensor | None = None
+    ) -> Tensor:
+        """The next tokens of the sequence -> logits [len(token_ids), vocabulary], or of some rows."""
         start, end = self.num_computed, self.num_computed + len(token_ids)
         positions = torch.arange(start, end)
         batch = AttentionBatch(
@@ -31,6 +33,7 @@ class PagedLoop:
             positions=positions,
             max_query_len=len(token_ids),
             max_context_len=end,
+            output_rows=output_rows,
             watch=watch,
         )
         self.num_computed = end

@@ -2,6 +2,7 @@
 handed over: with the kernels in C, in every type that weights and cache may have."""
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -55,7 +56,8 @@ class Worker(NamedTuple):
         """Logits of all rows of a step."""
         with torch.inference_mode():
             batch = build(works, BLOCK_SIZE, CPU)
-            hidden = self.model.forward(batch.token_ids, batch.attention, self.cache.layers)
+            attention = replace(batch.attention, output_rows=None)
+            hidden = self.model.forward(batch.token_ids, attention, self.cache.layers)
             return self.model.logits(hidden)
 
 

@@ -3,8 +3,10 @@
 import pytest
 from torch import Tensor
 
+from common.batch import build
 from common.graphs import RecordedModel, Step, sizes, warm_up
 from common.sampler import PLAIN
+from common.scheduler import Work
 from kernels import AttentionBatch
 from tests.common.toy import MAX_MODEL_LEN, ToyModel, generate, make_engine, make_sequence, prompt, run
 
@@ -73,6 +75,19 @@ def test_sequences_get_their_tokens_from_records_of_the_next_larger_size() -> No
         assert sequence.token_ids[len(tokens) :] == generate(tokens, max_tokens=4 + i)
     assert set(tape.replayed) == {8, 4, 2, 1}  # as one after the other ends
     assert max(model.slots) == 64 * cache.layout.block_size  # the spare block's first, and nothing behind it
+
+
+def test_of_a_record_only_the_rows_that_are_asked_for_come_back() -> None:
+    tape, engine = Tape(), make_engine(num_blocks=64, staged=True)
+    cache = engine.cache
+    model = RecordedModel(ToyModel(), cache.layers, 64, 4, MAX_MODEL_LEN, tape.record)
+    first, second = make_sequence("a", prompt(1, 1)), make_sequence("b", prompt(3, 2))
+    first.block_ids, second.block_ids = [0], [1]
+    batch = build([Work(second, 0, 1, False), Work(first, 0, 1, True)], cache.layout.block_size, cache.device)
+    hidden = model.forward(batch.token_ids, batch.attention, cache.layers)
+    expected = ToyModel().forward(batch.token_ids, batch.attention, cache.layers)
+    assert tape.replayed == [2] and hidden.shape == expected.shape == (1, expected.shape[1])
+    assert hidden.equal(expected)
 
 
 def test_warming_up_computes_prompts_and_mixed_steps_in_the_spare_block_alone() -> None:

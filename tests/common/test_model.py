@@ -65,6 +65,17 @@ def test_every_member_of_the_family_computes_the_references_logits(
         torch.testing.assert_close(logits[position], torch.tensor(expected), atol=2e-4, rtol=0)
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_rows_that_are_asked_for_are_computed_alone(tmp_path: Path, ops: Ops, count: int) -> None:
+    model, tokens = tiny(tmp_path, ops, "qwen3"), tiny_models.TOKENS
+    whole, loop = PagedLoop(model, num_blocks=2).compute(tokens), PagedLoop(model, num_blocks=2)
+    split = len(tokens) - count
+    no_rows, rows = torch.arange(0), torch.arange(1, count)
+    assert loop.compute(tokens[:split], output_rows=no_rows).shape == (0, whole.shape[1])
+    last = loop.compute(tokens[split:], output_rows=rows)
+    torch.testing.assert_close(last, whole[split + 1 :], atol=2e-4, rtol=0)
+
+
 def test_half_precision_stays_near_float32(tmp_path: Path, ops: Ops) -> None:
     logits = PagedLoop(tiny(tmp_path, ops, "qwen3", torch.bfloat16), num_blocks=2).compute(tiny_models.TOKENS)
     assert logits.dtype == torch.float32

@@ -44,7 +44,9 @@ class ToyModel:
         for row, slot in enumerate(batch.slots.tolist()):
             for layer, cache in enumerate(caches):
                 cache[slot // block_size, :, :, slot % block_size] = stored[row, layer]
-        return torch.stack([self._attend(row, batch, caches) for row in range(len(token_ids))])
+        rows = torch.arange(len(token_ids)) if batch.output_rows is None else batch.output_rows
+        states = [self._attend(row, batch, caches) for row in rows.tolist()]
+        return torch.stack(states) if states else self._head.new_empty(0, self._head.shape[1])
 
     def _attend(self, row: int, batch: AttentionBatch, caches: list[Tensor]) -> Tensor:
         owner = int(torch.searchsorted(batch.query_starts, row, right=True)) - 1

@@ -2,6 +2,7 @@
 sequence are spread over steps and whoever shares them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -173,6 +174,33 @@ def test_a_sequence_is_the_same_bits_in_any_company_and_in_chunks_of_any_size(
     rest = torch.cat([token_ids[50:], others[:1]])
     step = batch([(1, 50, 60), (20, 90, 1)])
     assert same_bits(net.forward(rest, step, net.caches)[:60], whole[50:])
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [89], [85, 86, 87, 88, 89, 140], [40, *range(90, 141)], [139, 140]], ids=str
+)
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8"), (torch.bfloat16, "int4")],
+    ids=str,
+)
+def test_rows_that_are_asked_for_are_the_same_bits_without_the_others(
+    isa: str,  # noqa: F811
+    dtype: torch.dtype,
+    kind: Quantization | None,
+    rows: list[int],
+    threads: None,
+) -> None:
+    net = Net(dtype, kind)
+    native.set_num_threads(2)
+    token_ids, step = tokens(141, 5), batch([(40, 0, 41), (20, 0, 49), (1, 0, 50), (30, 0, 1)])
+    whole, caches = net.forward(token_ids, step, net.caches), net.caches
+    net.caches = net.new_caches()
+    some = net.forward(
+        token_ids, replace(step, output_rows=torch.tensor(rows, dtype=torch.int64)), net.caches
+    )
+    assert same_bits(some, whole[rows])
+    assert all(same_bits(here, there) for here, there in zip(net.caches, caches, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,9 @@ struct step {
     int64_t num_tokens;
     void *const *caches;                          /* one layer's [N, 2, G, B, D] each */
     struct attention attention;                   /* all but q, out, cache, window */
-    void *out;                                    /* [T, hidden] */
+    const int64_t *output_rows;                   /* [R], ascending, of a sequence its last ones; read if R < T */
+    int64_t num_outputs;                          /* R */
+    void *out;                                    /* [R, hidden] */
     void (*tell)(int32_t num_layers);             /* so many layers' keys and values are in the caches; or null */
     int32_t tell_every;                           /* layers; of the last one in any case */
 };
@@ -166,6 +168,7 @@ enum scratch_slot {
     SCRATCH_GATES,
     SCRATCH_BLOCK,
     SCRATCH_DECODER,
+    SCRATCH_OUTPUTS,
     NUM_SCRATCH_SLOTS
 };
 

@@ -8,6 +8,7 @@
  * The residual stream is kept in float32, which costs nothing here and loses less than rounding it after each layer;
  * all else is in the model's type. */
 #include <stdbool.h>
+#include <string.h>
 
 #include "baton.h"
 
@@ -23,7 +24,8 @@ struct forward {
     const struct decoder *d;
     const struct step *s;
     struct buffers b;
-    int64_t rows_per_block;
+    const int32_t *query_starts; /* [S + 1] */
+    int64_t num_rows, rows_per_block;
     int next_layer; /* the blocks go from this one's attention on to the next, or begin or end */
 };
 
@@ -72,7 +74,7 @@ static struct rows rows_from(const struct rows *x, int64_t row)
 static struct block block_of(const struct forward *f, int64_t index)
 {
     const struct decoder *d = f->d;
-    int64_t first = index * f->rows_per_block, rest = f->s->num_tokens - first, width = d->layers[0].down->num_inputs;
+    int64_t first = index * f->rows_per_block, rest = f->num_rows - first, width = d->layers[0].down->num_inputs;
     struct block block = {.first = first, .count = rest < f->rows_per_block ? rest : f->rows_per_block};
     char *memory = scratch(SCRATCH_BLOCK, (size_t)(f->rows_per_block * (d->hidden + width)) * sizeof(float) + 2 * 64);
     block.residual = rows_from(&f->b.residual, first);
@@ -122,6 +124,7 @@ static void attend(const struct forward *f, int index)
     struct attention a = f->s->attention;
     a.q = f->b.qkv;
     a.out = f->b.mixed;
+    a.query_starts = f->query_starts;
     a.cache = f->s->caches[index];
     a.window = f->d->layers[index].window;
     active_kernels()->attention(&a);
@@ -166,17 +169,48 @@ static int64_t rows_per_block(int64_t num_tokens)
     return rows >= active_kernels()->fewest_rows && even ? whole : num_tokens;
 }
 
+static void pass(struct forward *f)
+{
+    if (f->num_rows == 0)
+        return;
+    f->rows_per_block = rows_per_block(f->num_rows);
+    parallel((f->num_rows + f->rows_per_block - 1) / f->rows_per_block, pass_block, f);
+}
+
+/* From here on only rows whose hidden states are wanted: they move to the front. */
+static void keep_outputs(struct forward *f)
+{
+    const struct step *s = f->s;
+    const int32_t *all = f->query_starts;
+    int32_t *kept = scratch(SCRATCH_OUTPUTS, (size_t)(s->attention.num_sequences + 1) * sizeof *kept);
+    size_t width = (size_t)(f->d->num_heads * f->d->head_dim * bytes_of(f->d->dtype)); /* queries: keys are in the cache */
+    size_t hidden = (size_t)f->d->hidden * sizeof(float);
+    int64_t count = 0;
+    for (int64_t i = 0; i < s->num_outputs; i++) {
+        memmove(rows_from(&f->b.qkv, i).data, rows_from(&f->b.qkv, s->output_rows[i]).data, width);
+        memmove(rows_from(&f->b.residual, i).data, rows_from(&f->b.residual, s->output_rows[i]).data, hidden);
+    }
+    for (int32_t sequence = 0; sequence <= s->attention.num_sequences; sequence++) {
+        while (count < s->num_outputs && s->output_rows[count] < all[sequence])
+            count++;
+        kept[sequence] = (int32_t)count;
+    }
+    f->query_starts = kept;
+    f->num_rows = s->num_outputs;
+}
+
 /* Keys and values go to the caches, hidden states to s->out. */
 void baton_forward(const struct decoder *d, const struct step *s)
 {
-    struct forward f = {d, s, lay_out(d, s->num_tokens), rows_per_block(s->num_tokens), 0};
-    int64_t num_blocks = (s->num_tokens + f.rows_per_block - 1) / f.rows_per_block;
-    parallel(num_blocks, pass_block, &f);
+    struct forward f = {d, s, lay_out(d, s->num_tokens), s->attention.query_starts, s->num_tokens, 0, 0};
+    pass(&f);
     for (int index = 0; index < d->num_layers; index++) {
+        if (index + 1 == d->num_layers && s->num_outputs < s->num_tokens)
+            keep_outputs(&f);
         attend(&f, index);
         if (s->tell && ((index + 1) % s->tell_every == 0 || index + 1 == d->num_layers))
             s->tell(index + 1);
         f.next_layer = index + 1;
-        parallel(num_blocks, pass_block, &f);
+        pass(&f);
     }
 }
