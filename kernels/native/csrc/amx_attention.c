@@ -11,14 +11,14 @@ static void end_products(void)
     TILE_RELEASE();
 }
 
-/* scores[CHUNK][16 rows], as far as there are positions, in whole tiles; of tiles of keys beyond them the first is read. */
+/* scores[CHUNK][16 rows] of `count` positions, in whole tiles; of tiles of keys beyond them the first is read. */
 static void score_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
-                         const struct chunk *chunk, struct positions_ahead *ahead)
+                         const struct chunk *chunk, int count, struct positions_ahead *ahead)
 {
     long stride = (h->in_place ? job->a->head_dim : h->dims) * 2;
     const uint16_t *keys[CHUNK / 16];
     for (int i = 0; i < CHUNK / 16; i++) {
-        int p = 16 * i < chunk->count ? 16 * i : 0;
+        int p = 16 * i < count ? 16 * i : 0;
         keys[i] = h->in_place ? (const uint16_t *)chunk->keys[p] : h->keys + p * h->dims;
     }
     zero_results();
@@ -54,17 +54,17 @@ INLINE vf load_4positions(const float *scores)
 static void score_4rows(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
                         const struct chunk *chunk, struct positions_ahead *ahead, vf scores[CHUNK / 4])
 {
-    score_rows16(job, h, tile, chunk, ahead);
+    score_rows16(job, h, tile, chunk, chunk->count, ahead);
     UNROLL for (int i = 0; i < CHUNK / 4; i++)
         scores[i] = load_4positions(h->scores + i * 64);
 }
 
-static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, struct positions_ahead *ahead)
+static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, int count, struct positions_ahead *ahead)
 {
     long stride = h->dims * 4;
     const uint16_t *low = h->values, *high = h->values + 32 * h->dims; /* the first and the last 16 pairs */
     TILE_LOAD(4, h->weights, CHUNK * 2);
-    TILE_LOAD(5, h->weights + 32, CHUNK * 2);
+    TILE_LOAD(5, h->weights + HALF, CHUNK * 2);
     for (long d = 0; d < h->dims; d += 32) {
         TILE_LOAD(0, tile->split.out + d, stride);
         TILE_LOAD(6, low + d * 2, stride);
@@ -74,12 +74,14 @@ static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile,
         TILE_LOAD(7, low + (d + 16) * 2, stride);
         TILE_MULTIPLY(1, 4, 7);
         fetch_positions(ahead, 2);
-        TILE_LOAD(6, high + d * 2, stride);
-        TILE_MULTIPLY(0, 5, 6);
-        fetch_positions(ahead, 2);
-        TILE_LOAD(7, high + (d + 16) * 2, stride);
-        TILE_MULTIPLY(1, 5, 7);
-        fetch_positions(ahead, 2);
+        if (count > HALF) {
+            TILE_LOAD(6, high + d * 2, stride);
+            TILE_MULTIPLY(0, 5, 6);
+            fetch_positions(ahead, 2);
+            TILE_LOAD(7, high + (d + 16) * 2, stride);
+            TILE_MULTIPLY(1, 5, 7);
+            fetch_positions(ahead, 2);
+        }
         TILE_STORE(0, tile->split.out + d, stride);
         TILE_STORE(1, tile->split.out + d + 16, stride);
     }
@@ -98,6 +100,5 @@ static void gather_4rows(const struct job_of_head *job, const struct head_tiles 
                          const struct chunk *chunk, struct positions_ahead *ahead)
 {
     (void)job;
-    (void)chunk;
-    gather_rows16(h, tile, ahead);
+    gather_rows16(h, tile, chunk->count, ahead);
 }

@@ -5,6 +5,7 @@
  * are rows, and the softmax needs no sums across lanes. Weights are rounded to bf16 before they meet the values, as the
  * values are. One shape serves any number of rows: a row is a column of its scores and a row of its output. */
 
+enum { HALF = CHUNK / 2 };
 enum { TILES_AT_ONCE = 16, FEW_ROWS = 4 }; /* tiles of 16 rows, for which keys and values are read once */
 #define HEADROOM 8.0f /* scores may exceed what weights are relative to by as many powers of two */
 
@@ -141,17 +142,17 @@ INLINE void fetch_values(const struct job_of_head *job, const struct head_tiles 
 #include "dot_attention.c"
 #endif
 
-static void mask_rows16(const struct head_tiles *h, const struct rows16 *tile, int64_t start)
+static void mask_rows16(const struct head_tiles *h, const struct rows16 *tile, int64_t start, int count)
 {
     vf last = vload(tile->position), first = vload(tile->lowest), hidden = vset(-INFINITY);
-    for (int p = 0; p < CHUNK; p++) {
+    for (int p = 0; p < count; p++) {
         vf here = vset((float)(start + p));
         vf x = vselect_less(last, here, hidden, vload(h->scores + p * 16));
         vstore(h->scores + p * 16, vselect_less(here, first, hidden, x));
     }
 }
 
-/* Scores of 32 positions to weights in bf16, [16 rows][32 positions] of them; adds to the sums. */
+/* Scores of half a chunk to weights in bf16, [16 rows][32 positions] of them; adds to the sums. */
 INLINE void weigh_half(const struct head_tiles *h, int p, vf scale, vf shift, vf sums[4])
 {
     vf r[16];
@@ -188,19 +189,19 @@ INLINE vf reference(vf before, vf highest, vf scale)
     return vselect_less(vset(HEADROOM), vmul(vsub(highest, before), scale), highest, before);
 }
 
-static void weigh_rows16(const struct attention *a, const struct head_tiles *h, struct rows16 *tile)
+static void weigh_rows16(const struct attention *a, const struct head_tiles *h, struct rows16 *tile, int count)
 {
     vf before = vload(tile->split.highest), scale = vset(query_scale(a)), sums[4], highest[4];
     UNROLL for (int i = 0; i < 4; i++)
         highest[i] = before;
-    for (int p = 0; p < CHUNK; p += 4)
+    for (int p = 0; p < count; p += 4)
         UNROLL for (int i = 0; i < 4; i++)
             highest[i] = vmax(highest[i], vload(h->scores + (p + i) * 16));
     vf now = reference(before, vmax(vmax(highest[0], highest[1]), vmax(highest[2], highest[3])), scale);
     UNROLL for (int i = 0; i < 4; i++)
         sums[i] = vset(0);
     vf shift = vmul(vsub(vset(0), now), scale);
-    for (int p = 0; p < CHUNK; p += 32)
+    for (int p = 0; p < count; p += HALF)
         weigh_half(h, p, scale, shift, sums);
     vf factor = vexp2_coarse(vmul(vsub(before, now), scale));
     rescale_rows16(h, tile, factor, 16);
@@ -293,13 +294,16 @@ static void attend_rows16(const struct job_of_head *job, const struct head_tiles
         fetch_positions(ahead, 4);
         gather_4rows(job, h, tile, chunk, ahead);
     } else {
-        score_rows16(job, h, tile, chunk, ahead);
+        /* What only later rows see would weigh 0. */
+        int count = (int)min_int(chunk->count, tile->last_position + 1 - chunk->start);
+        int in_halves = (count + HALF - 1) / HALF * HALF;
+        score_rows16(job, h, tile, chunk, count, ahead);
         fetch_positions(ahead, 4);
         if (masked)
-            mask_rows16(h, tile, chunk->start);
-        weigh_rows16(job->a, h, tile);
+            mask_rows16(h, tile, chunk->start, in_halves);
+        weigh_rows16(job->a, h, tile, in_halves);
         fetch_positions(ahead, 4);
-        gather_rows16(h, tile, ahead);
+        gather_rows16(h, tile, count, ahead);
     }
 }
 

@@ -12,12 +12,12 @@ static void end_products(void)
 
 enum { KEYS_AT_ONCE = 8, ROWS_AT_ONCE = 8 };
 
-/* scores[CHUNK][16 rows], as far as there are positions, in strips of keys; what stands beyond them is masked. */
+/* scores[CHUNK][16 rows] of `count` positions, in strips of keys; what stands beyond them is masked. */
 static void score_rows16(const struct job_of_head *job, const struct head_tiles *h, const struct rows16 *tile,
-                         const struct chunk *chunk, struct positions_ahead *ahead)
+                         const struct chunk *chunk, int count, struct positions_ahead *ahead)
 {
     long stride = h->in_place ? job->a->head_dim : h->dims;
-    for (int p = 0; p < chunk->count; p += KEYS_AT_ONCE) {
+    for (int p = 0; p < count; p += KEYS_AT_ONCE) {
         const uint16_t *keys = h->in_place ? (const uint16_t *)chunk->keys[p] : h->keys + p * stride;
         vf sums[KEYS_AT_ONCE];
         UNROLL for (int i = 0; i < KEYS_AT_ONCE; i++)
@@ -125,15 +125,15 @@ INLINE struct dims32 add_pair(struct dims32 sum, const uint16_t *weights, __m512
     return sum;
 }
 
-/* Rows from `first`, 32 dimensions from `d`. */
-INLINE void gather_dims(const struct head_tiles *h, const struct rows16 *tile, int first, const int rows, long d)
+/* Rows from `first`, 32 dimensions from `d`, of `count` positions: an odd one has a neighbour that weighs 0. */
+INLINE void gather_dims(const struct head_tiles *h, const struct rows16 *tile, int first, const int rows, int count, long d)
 {
     const uint16_t *values = h->values + d * 2, *weights = h->weights + first * CHUNK;
     float *out = tile->split.out + first * h->dims + d;
     struct dims32 sums[ROWS_AT_ONCE];
     UNROLL for (int r = 0; r < rows; r++)
         sums[r] = load_out(out + r * h->dims);
-    for (long p = 0; p < CHUNK; p += 2) {
+    for (long p = 0; p < count; p += 2) {
         __m512i low = _mm512_load_si512(values + p * h->dims), high = _mm512_load_si512(values + p * h->dims + 32);
         UNROLL for (int r = 0; r < rows; r++)
             sums[r] = add_pair(sums[r], weights + r * CHUNK + p, low, high);
@@ -142,11 +142,11 @@ INLINE void gather_dims(const struct head_tiles *h, const struct rows16 *tile, i
         store_out(out + r * h->dims, sums[r]);
 }
 
-static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, struct positions_ahead *ahead)
+static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, int count, struct positions_ahead *ahead)
 {
     for (long d = 0; d < h->dims; d += 32) {
         for (int first = 0; first < 16; first += ROWS_AT_ONCE)
-            gather_dims(h, tile, first, ROWS_AT_ONCE, d);
+            gather_dims(h, tile, first, ROWS_AT_ONCE, count, d);
         fetch_positions(ahead, 8);
     }
 }
@@ -186,7 +186,7 @@ static void gather_4rows(const struct job_of_head *job, const struct head_tiles 
 {
     for (long d = 0; d < h->dims; d += 32) {
         if (!gathers_in_place(job, h))
-            gather_dims(h, tile, 0, FEW_ROWS, d);
+            gather_dims(h, tile, 0, FEW_ROWS, chunk->count, d);
         else if (job->num_rows == 1)
             gather_dims_in_place(job, h, tile, chunk, ahead, 1, d);
         else if (job->num_rows == 2)
