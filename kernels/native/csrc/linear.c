@@ -273,11 +273,25 @@ static int64_t panels_to_share(const struct linear_job *job)
     return job->then == GATE ? job->weight->num_outputs / 2 / PANEL : count_panels(job->weight->num_outputs);
 }
 
+/* Results go to lines of many rows, more than the caches near by hold: they are asked for before they are computed. */
+INLINE void fetch_results(const struct linear_job *job, int64_t row, int64_t rows, int64_t panel, int panels)
+{
+    const size_t element = dtype_bytes((enum dtype)job->out.dtype), stride = (size_t)job->out.stride * element;
+    const size_t bytes = (size_t)(panels * PANEL) * element;
+    const char *to = (const char *)row_of(&job->out, row) + (size_t)(panel * PANEL) * element;
+    for (int64_t r = 0; r < rows; r++, to += stride) {
+        __builtin_prefetch(to, 1);
+        if (bytes > 64)
+            __builtin_prefetch(to + 64, 1);
+    }
+}
+
 static void multiply_rows(const struct linear_job *job, int64_t row, int64_t rows, int64_t panel, int64_t end)
 {
     const struct block *block = block_of(job->weight->kind, rows);
     float results[MOST_RESULTS] __attribute__((aligned(64)));
-    for (; panel < end; panel += panels_at_once(job, block))
+    for (; panel < end; panel += panels_at_once(job, block)) {
+        fetch_results(job, row, rows, panel, (int)panels_at_once(job, block));
         if (job->then == GATE) {
             for (int i = 0; i < 2; i += block->panels)
                 block->multiply(job, row, panel + i * job->apart, results + i * PANEL);
@@ -286,6 +300,7 @@ static void multiply_rows(const struct linear_job *job, int64_t row, int64_t row
             block->multiply(job, row, panel, results);
             store_results(job, row, panel, (int)rows, block->panels, results);
         }
+    }
 }
 
 /* A few panels stay in the cache while all rows pass over them. */

@@ -12,24 +12,22 @@ INLINE int64_t count_groups(const struct linear_job *job)
     return padded_inputs(KIND_INT4, job->weight->num_inputs) / GROUP;
 }
 
-/* A number that is not finite makes the group's scale NaN: whole numbers could not show it. */
 INLINE void quantize_group(const struct linear_job *job, int64_t row, int64_t start, struct quantized_group *to)
 {
-    vf x[GROUP / W], highest = vset(0), spoilt = vset(0);
+    vf x[GROUP / W], highest = vset(0);
     long n = (long)job->weight->num_inputs;
     UNROLL for (int i = 0; i < GROUP / W; i++) {
         x[i] = start + i * W < n ? load_row(&job->x, row, start + i * W, n) : vset(0);
-        highest = vmax(highest, vabs(x[i]));
-        spoilt = vfma(x[i], vset(0), spoilt);
+        highest = vmax_magnitude(highest, x[i]);
     }
-    float most = vhighest(highest);
+    float most = vhighest_magnitude(highest);
     vf inverse = vset(steps_per_unit(most)), sum = vset(0);
     UNROLL for (int i = 0; i < GROUP / W; i++) {
         vf whole = vround(vmul(x[i], inverse));
         vstore_int8(to->whole + i * W, whole);
         sum = vadd(sum, whole);
     }
-    to->scale = (most + vsum(spoilt)) / 127.0f;
+    to->scale = scale_of(most);
     to->sum = to->scale * vsum(sum);
 }
 

@@ -9,11 +9,9 @@ INLINE int8_t *wholes_of(const struct linear_job *job, int64_t group, int64_t ro
 /* The row's inputs, turned, zeros behind them, in memory of this thread. */
 static float *turned_row(const struct linear_job *job, int64_t row)
 {
-    long n = (long)job->weight->num_inputs, padded = (long)padded_inputs(KIND_INT8, n);
+    int64_t n = job->weight->num_inputs, padded = padded_inputs(KIND_INT8, n);
     float *x = scratch(SCRATCH_ROW, (size_t)padded * sizeof *x);
-    for (long i = 0; i < padded; i += W)
-        vstore(x + i, i < n ? load_row(&job->x, row, i, n) : vset(0));
-    turn(x, padded);
+    FOR_DTYPE(job->x.dtype, turn(row_of(&job->x, row), dtype, n, x, padded));
     return x;
 }
 

@@ -185,7 +185,7 @@ static void pack_int8_panel(const struct pack_job *job, int64_t index, char *pan
         memset(values, 0, (size_t)padded * sizeof *values);
         if (is_output)
             read_row(job, index * PANEL + lane, values);
-        turn(values, padded);
+        turn(values, F32, job->num_inputs, values, padded);
         char *group = panel;
         for (int64_t start = 0; start < padded; start += INT8_GROUP, group += INT8_GROUP_BYTES) {
             int64_t count = min_int(INT8_GROUP, padded - start);

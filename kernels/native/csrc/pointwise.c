@@ -163,13 +163,10 @@ static void silu_mul(const struct rows *gate_up, const struct rows *out, int64_t
 /* A head's numbers as whole ones, the largest magnitude 127, and their scale. What is not finite makes the scale NaN. */
 INLINE void store_whole(const void *x, enum dtype from, int8_t *row, long head_dim)
 {
-    vf highest = vset(0), spoilt = vset(0);
-    for (long i = 0; i < head_dim; i += W) {
-        vf value = vload_at(x, i, head_dim, from);
-        highest = vmax(highest, vabs(value));
-        spoilt = vfma(value, vset(0), spoilt);
-    }
-    float most = vhighest(highest), scale = (most + vsum(spoilt)) / 127.0f;
+    vf highest = vset(0);
+    for (long i = 0; i < head_dim; i += W)
+        highest = vmax_magnitude(highest, vload_at(x, i, head_dim, from));
+    float most = vhighest_magnitude(highest), scale = scale_of(most);
     vf inverse = vset(most > 0 ? 127.0f / most : 0.0f);
     for (long i = 0; i < head_dim; i += W) {
         int8_t whole[W];

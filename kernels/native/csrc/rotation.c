@@ -14,31 +14,57 @@ INLINE uint32_t flips_from(int64_t input)
     return flips[input / 32 % 16] >> input % 32;
 }
 
-/* x[n], n a multiple of SPAN: every run of as many as the largest power of two in n is turned, which makes it longer by the
- * square root of that. */
-INLINE void turn(float *x, int64_t n)
+/* Sums and differences of vectors 1, 2, 4, ... places apart in turn. */
+INLINE void turn_vectors(vf *v, const int count)
 {
-    for (int64_t start = 0; start < n; start += SPAN) {
+    UNROLL for (int apart = 1; apart < count; apart *= 2)
+        UNROLL for (int i = 0; i < count; i++)
+            if ((i & apart) == 0) {
+                vf a = v[i], b = v[i + apart];
+                v[i] = vadd(a, b);
+                v[i + apart] = vsub(a, b);
+            }
+}
+
+/* Of `count` runs of `apart` numbers each, one behind the other, through as many stages as registers hold. */
+INLINE void turn_runs(float *x, int64_t n, int64_t apart, const int count)
+{
+    for (int64_t start = 0; start < n; start += count * apart)
+        for (int64_t i = start; i < start + apart; i += W) {
+            vf v[8];
+            UNROLL for (int k = 0; k < count; k++)
+                v[k] = vload(x + i + k * apart);
+            turn_vectors(v, count);
+            UNROLL for (int k = 0; k < count; k++)
+                vstore(x + i + k * apart, v[k]);
+        }
+}
+
+/* n numbers of a type to x[padded], a multiple of SPAN, zeros behind them: every run of as many as the largest power of two
+ * in it is turned, which makes it longer by the square root of that. */
+INLINE void turn(const void *from, enum dtype dtype, int64_t n, float *x, int64_t padded)
+{
+    for (int64_t start = 0; start < padded; start += SPAN) {
         vf v[SPAN_VECTORS];
-        UNROLL for (int i = 0; i < SPAN_VECTORS; i++)
-            v[i] = vflip(vload(x + start + i * W), flips_from(start + i * W));
-        UNROLL for (int apart = 1; apart < SPAN_VECTORS; apart *= 2)
-            UNROLL for (int i = 0; i < SPAN_VECTORS; i++)
-                if ((i & apart) == 0) {
-                    vf a = v[i], b = v[i + apart];
-                    v[i] = vadd(a, b);
-                    v[i + apart] = vsub(a, b);
-                }
+        UNROLL for (int i = 0; i < SPAN_VECTORS; i++) {
+            int64_t input = start + i * W;
+            v[i] = input < n ? vflip(vload_at(from, (long)input, (long)n, dtype), flips_from(input)) : vset(0);
+        }
+        turn_vectors(v, SPAN_VECTORS);
         UNROLL for (int i = 0; i < SPAN_VECTORS; i++)
             vstore(x + start + i * W, vturn(v[i]));
     }
-    for (int64_t apart = SPAN; n % (2 * apart) == 0; apart *= 2)
-        for (int64_t start = 0; start < n; start += 2 * apart)
-            for (int64_t i = start; i < start + apart; i += W) {
-                vf a = vload(x + i), b = vload(x + i + apart);
-                vstore(x + i, vadd(a, b));
-                vstore(x + i + apart, vsub(a, b));
-            }
+    for (int64_t apart = SPAN; padded % (2 * apart) == 0;)
+        if (padded % (8 * apart) == 0) {
+            turn_runs(x, padded, apart, 8);
+            apart *= 8;
+        } else if (padded % (4 * apart) == 0) {
+            turn_runs(x, padded, apart, 4);
+            apart *= 4;
+        } else {
+            turn_runs(x, padded, apart, 2);
+            apart *= 2;
+        }
 }
 
 /* What a row times its turned self has become longer by. */
@@ -56,21 +82,20 @@ struct rounded {
 /* `count`: a multiple of SPAN */
 INLINE struct rounded round_group(const float *x, int64_t count, int8_t *whole)
 {
-    vf highest = vset(0), spoilt = vset(0);
-    for (int64_t i = 0; i < count; i += W) {
-        highest = vmax(highest, vabs(vload(x + i)));
-        spoilt = vfma(vload(x + i), vset(0), spoilt);
-    }
-    float most = vhighest(highest);
-    vf inverse = vset(steps_per_unit(most));
+    vf highest = vset(0);
     for (int64_t i = 0; i < count; i += W)
-        vstore_int8(whole + i, vmul(vload(x + i), inverse));
-    struct rounded rounded = {(most + vsum(spoilt)) / 127.0f, 0};
-    if (WEIGHT_OFFSET != 0) {
-        wholes sums = all_wholes(0);
-        for (int64_t i = 0; i < count; i += 4 * W)
-            sums = dot4(sums, load_wholes(whole + i), all_wholes(0x01010101));
-        rounded.offset = -WEIGHT_OFFSET * (int32_t)vsum(as_floats(sums));
+        highest = vmax_magnitude(highest, vload(x + i));
+    float most = vhighest_magnitude(highest);
+    vf inverse = vset(steps_per_unit(most));
+    wholes sums = all_wholes(0);
+    for (int64_t i = 0; i < count; i += 4 * W) {
+        vf scaled[4];
+        UNROLL for (int k = 0; k < 4; k++)
+            scaled[k] = vmul(vload(x + i + k * W), inverse);
+        wholes rounded = to_wholes(scaled);
+        store_wholes(whole + i, rounded);
+        if (WEIGHT_OFFSET != 0)
+            sums = dot4(sums, rounded, all_wholes(0x01010101));
     }
-    return rounded;
+    return (struct rounded){scale_of(most), -WEIGHT_OFFSET * (int32_t)vsum(as_floats(sums))};
 }

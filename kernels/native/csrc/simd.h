@@ -311,6 +311,43 @@ INLINE float vhighest(vf x)
 #endif
 }
 
+/* The larger magnitude in each lane; one that is not a number is larger than all numbers. */
+INLINE vf vmax_magnitude(vf highest, vf x)
+{
+#if defined(ISA_AVX512)
+    return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(highest), _mm512_castps_si512(vabs(x))));
+#elif defined(ISA_AVX2)
+    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(highest), _mm256_castps_si256(vabs(x))));
+#else
+    vi a = (vi)highest, b = (vi)vabs(x);
+    return vblend(a > b, highest, (vf)b);
+#endif
+}
+
+/* Of lanes that are magnitudes, the largest. */
+INLINE float vhighest_magnitude(vf x)
+{
+    uint32_t highest = 0;
+#if defined(ISA_AVX512)
+    highest = _mm512_reduce_max_epu32(_mm512_castps_si512(x));
+#else
+    uint32_t lanes[W];
+    memcpy(lanes, &x, sizeof lanes);
+    for (int i = 0; i < W; i++)
+        highest = lanes[i] > highest ? lanes[i] : highest;
+#endif
+    float magnitude;
+    memcpy(&magnitude, &highest, sizeof magnitude);
+    return magnitude;
+}
+
+/* What a whole number stands for when the largest magnitude, `most`, becomes 127: NaN if some number was not finite, which
+ * whole numbers could not show. */
+INLINE float scale_of(float most)
+{
+    return (most + (most - most)) / 127.0f;
+}
+
 /* 2^x, relative error below 2e-7; exactly 1 at 0, exactly 0 below -126. The coefficients are a least-maximum-error
  * fit of degree 6 on [-1/2, 1/2] with the constant term held at 1. */
 INLINE vf vexp2(vf x)
