@@ -148,7 +148,7 @@ INLINE void store_panel(const struct linear_job *job, int64_t row, int64_t panel
     if (job->out.dtype == BF16 && job->then == STORE && output + PANEL <= job->weight->num_outputs)
         vstore_bf16((uint16_t *)job->out.data + row * job->out.stride + output, with_bias(job, output, x));
     else
-        store_outputs(job, row, output, x);
+        store_outputs(job, row, output, x, (enum dtype)job->out.dtype);
 }
 
 INLINE void store_sums(const struct tiled *t, const struct sums *sums, int r)
@@ -157,8 +157,7 @@ INLINE void store_sums(const struct tiled *t, const struct sums *sums, int r)
     int64_t row = sums->row + r, output = sums->panel * PANEL, width = job->weight->num_outputs / 2;
     vf x = vmul(vload(sums->of[0][r]), vset(t->factor)), y = vmul(vload(sums->of[1][r]), vset(t->factor));
     if (job->then == GATE) {
-        vf gate = silu(with_bias(job, output, x));
-        store_row(&job->out, row, output, width, vmul(gate, with_bias(job, output + width, y)));
+        store_row(&job->out, row, output, width, gated(job, output, x, y));
     } else {
         store_panel(job, row, sums->panel, x);
         store_panel(job, row, sums->panel + sums->apart, y);

@@ -50,7 +50,7 @@ static void linear_at_once(const struct rows *x, int64_t num_rows, const struct 
 /* Gates and what they let through must lie in panels of their own. */
 static bool gates_at_once(const struct weight *weight)
 {
-    return weight->num_outputs % (PANEL * (USES_TILES ? PANEL_GROUP : 2)) == 0;
+    return weight->num_outputs % (PANEL * (USES_TILES || USES_DOTS ? PANEL_GROUP : 2)) == 0;
 }
 
 static void linear(const struct rows *x, int64_t num_rows, const struct weight *weight, enum then then,

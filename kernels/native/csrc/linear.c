@@ -29,7 +29,7 @@ struct linear_job {
     int8_t *wholes;                 /* eight bits: [groups, num_rows, INT8_GROUP] */
     struct rounded *rounded;        /* eight bits: [groups, num_rows] */
     int64_t panels_per_item;
-    int64_t apart; /* panels from one to the next that a block takes: gates and what they let through come together */
+    int64_t apart; /* panels from gates to what they let through: a block takes both */
 };
 
 INLINE vf with_bias(const struct linear_job *job, int64_t output, vf value)
@@ -37,15 +37,17 @@ INLINE vf with_bias(const struct linear_job *job, int64_t output, vf value)
     return job->weight->bias == NULL ? value : vadd(value, vload(job->weight->bias + output));
 }
 
-INLINE void store_outputs(const struct linear_job *job, int64_t row, int64_t output, vf value)
+/* `dtype`: that of the results */
+INLINE void store_outputs(const struct linear_job *job, int64_t row, int64_t output, vf value, enum dtype dtype)
 {
-    int64_t n = job->weight->num_outputs;
+    const int64_t n = job->weight->num_outputs;
+    void *to = at_mut(job->out.data, (size_t)(row * job->out.stride), dtype);
     if (output >= n)
         return;
     value = with_bias(job, output, value);
     if (job->then == ADD)
-        value = vadd(value, load_row(&job->out, row, output, n));
-    store_row(&job->out, row, output, n, value);
+        value = vadd(value, vload_at(to, output, n, dtype));
+    vstore_at(to, output, n, value, dtype);
 }
 
 enum { MOST_BLOCK_ROWS = 12, MOST_QUANTIZED_ROWS = 12 };
@@ -59,30 +61,58 @@ INLINE void fetch_panel(const char *p)
     __builtin_prefetch(p, 0, 2);
 }
 
+/* The panels of a block: of gates, the second half of them is what the first lets through. */
+INLINE void locate_panels(const struct linear_job *job, int64_t panel, const int panels, size_t bytes,
+                          const char *at[PANEL_GROUP])
+{
+    const int half = (panels + 1) / 2;
+    const int64_t apart = job->then == GATE ? job->apart : half;
+    UNROLL for (int p = 0; p < panels; p++)
+        at[p] = (const char *)job->weight->data + (size_t)(panel + (p < half ? p : apart + p - half)) * bytes;
+}
+
+/* Of gates without what they let through. */
+INLINE int panels_of_outputs(const struct linear_job *job, const int panels)
+{
+    return job->then == GATE ? (panels + 1) / 2 : panels;
+}
+
 /* Sums leave their registers for here, a row of them every RESULT_STRIDE, before anything is done with them: code for every
  * type of result behind the loop would make the compiler keep them in memory from the beginning. */
 enum { RESULT_STRIDE = PANEL_GROUP * PANEL, MOST_RESULTS = MOST_BLOCK_ROWS * RESULT_STRIDE };
 
-static __attribute__((noinline)) void store_results(const struct linear_job *job, int64_t row, int64_t panel, int rows,
+static __attribute__((noinline)) void store_results(const struct linear_job *shared, int64_t row, int64_t panel, int rows,
                                                     int panels, const float *results)
 {
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < panels * PANEL; i += W)
-            store_outputs(job, row + r, panel * PANEL + i, vload(results + r * RESULT_STRIDE + i));
+    const struct linear_job job = *shared; /* our own: stores do not change it */
+    FOR_DTYPE(job.out.dtype, {
+        for (int r = 0; r < rows; r++)
+            for (int i = 0; i < panels * PANEL; i += W)
+                store_outputs(&job, row + r, panel * PANEL + i, vload(results + r * RESULT_STRIDE + i), dtype);
+    });
 }
 
-/* Of a panel of gates and, beside it, of what they let through. */
-static __attribute__((noinline)) void store_gated(const struct linear_job *job, int64_t row, int64_t panel, int rows,
-                                                  const float *results)
+/* Of gates, and of what they let through: the value that passes. */
+INLINE vf gated(const struct linear_job *job, int64_t output, vf gate, vf passed)
 {
     int64_t width = job->weight->num_outputs / 2;
-    for (int r = 0; r < rows; r++, results += RESULT_STRIDE)
-        for (int i = 0; i < PANEL; i += W) {
-            int64_t output = panel * PANEL + i;
-            vf gate = silu(with_bias(job, output, vload(results + i)));
-            vf passed = vmul(gate, with_bias(job, output + width, vload(results + PANEL + i)));
-            store_row(&job->out, row + r, output, width, passed);
-        }
+    return vmul(silu(with_bias(job, output, gate)), with_bias(job, output + width, passed));
+}
+
+/* Of some panels of gates and, beside them, of what they let through. */
+static __attribute__((noinline)) void store_gated(const struct linear_job *shared, int64_t row, int64_t panel, int rows,
+                                                  int gates, const float *results)
+{
+    const struct linear_job job = *shared;
+    const int64_t width = job.weight->num_outputs / 2;
+    FOR_DTYPE(job.out.dtype, {
+        for (int r = 0; r < rows; r++, results += RESULT_STRIDE)
+            for (int i = 0; i < gates * PANEL; i += W) {
+                int64_t output = panel * PANEL + i;
+                vf passed = gated(&job, output, vload(results + i), vload(results + gates * PANEL + i));
+                vstore_at(at_mut(job.out.data, (size_t)((row + r) * job.out.stride), dtype), output, width, passed, dtype);
+            }
+    });
 }
 
 #include "linear_int4.c"
@@ -125,8 +155,8 @@ INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, c
                      const int kind, float *to)
 {
     const int64_t inputs = job->weight->num_inputs, stride = job->taken.stride;
-    const size_t bytes = panel_bytes(kind, inputs), apart = (size_t)job->apart * bytes;
-    const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
+    const char *at[PANEL_GROUP];
+    locate_panels(job, panel, panels, panel_bytes(kind, inputs), at);
     const float *x = row_of(&job->taken, row);
     vf sums[MOST_BLOCK_ROWS][PANEL_GROUP * VPP];
     UNROLL for (int r = 0; r < rows; r++)
@@ -135,7 +165,7 @@ INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, c
     for (int64_t pair = 0; pair < inputs / 2; pair++) {
         vf first[4 * VPP], second[4 * VPP];
         UNROLL for (int c = 0; c < panels * VPP; c++)
-            load_weights(w + (size_t)(c / VPP) * apart, kind, pair, c % VPP, &first[c], &second[c]);
+            load_weights(at[c / VPP], kind, pair, c % VPP, &first[c], &second[c]);
         UNROLL for (int r = 0; r < rows; r++) {
             vf x0 = vset(x[r * stride + 2 * pair]), x1 = vset(x[r * stride + 2 * pair + 1]);
             UNROLL for (int c = 0; c < panels * VPP; c++)
@@ -146,7 +176,7 @@ INLINE void multiply(const struct linear_job *job, int64_t row, int64_t panel, c
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int c = 0; c < panels * VPP; c++)
                 sums[r][c] = vfma(vset(x[r * stride + inputs - 1]),
-                                  load_last_weights(w + (size_t)(c / VPP) * apart, kind, inputs - 1, c % VPP), sums[r][c]);
+                                  load_last_weights(at[c / VPP], kind, inputs - 1, c % VPP), sums[r][c]);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels * VPP; c++)
             vstore(to + r * RESULT_STRIDE + c * W, sums[r][c]);
@@ -166,20 +196,22 @@ INLINE void multiply_dots(const struct linear_job *job, int64_t row, int64_t pan
                           float *to)
 {
     const int64_t stride = job->taken.stride, padded = padded_inputs(KIND_BF16, job->weight->num_inputs);
-    const size_t bytes = panel_bytes(KIND_BF16, padded), apart = (size_t)job->apart * bytes;
-    const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
+    const size_t bytes = panel_bytes(KIND_BF16, padded), ahead = (size_t)panels_of_outputs(job, panels) * bytes;
+    const bool fetches = rows >= MANY_DOT_ROWS && row == 0; /* for the rows behind it, too */
+    const char *at[PANEL_GROUP];
+    locate_panels(job, panel, panels, bytes, at);
     const uint16_t *x = row_of(&job->taken, row);
     vf sums[MOST_BLOCK_ROWS][PANEL_GROUP];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels; c++)
             sums[r][c] = vset(0);
     for (int64_t pair = 0; pair < padded / 2; pair++) {
-        __m512bh weights[4];
+        __m512bh weights[PANEL_GROUP];
         UNROLL for (int c = 0; c < panels; c++)
-            weights[c] = (__m512bh)_mm512_loadu_si512(w + (size_t)c * apart + pair * 64);
-        if (rows >= MANY_DOT_ROWS)
+            weights[c] = (__m512bh)_mm512_loadu_si512(at[c] + pair * 64);
+        if (fetches)
             UNROLL for (int c = 0; c < panels; c++)
-                fetch_panel(w + (size_t)c * apart + pair * 64 + (size_t)panels * bytes);
+                fetch_panel(at[c] + pair * 64 + ahead);
         UNROLL for (int r = 0; r < rows; r++) {
             __m512bh both = all_pairs(x + r * stride + 2 * pair);
             UNROLL for (int c = 0; c < panels; c++)
@@ -224,6 +256,11 @@ struct block {
     int panels;
 };
 
+struct blocks {
+    const struct block *of_rows; /* [most_rows] */
+    int64_t most_rows;
+};
+
 #if defined(ISA_AVX512)
 BLOCK(1, 1) BLOCK(2, 1) BLOCK(3, 1) BLOCK(4, 1) BLOCK(5, 1) BLOCK(6, 1) BLOCK(7, 2) BLOCK(8, 2) BLOCK(9, 2)
 BLOCK(10, 2) BLOCK(11, 2) BLOCK(12, 2)
@@ -249,23 +286,25 @@ QUANTIZED_BLOCK(1, 1) QUANTIZED_BLOCK(2, 1)
 static const struct block quantized_blocks[] = {{quantized_1_1, 1}, {quantized_2_1, 1}};
 #endif
 
-INLINE int64_t max_rows(int kind)
+#if defined(ISA_BF16)
+/* More rows than one of the blocks above has: with four panels each number of a row serves four times, and six rows need no
+ * more addresses than there are registers for. They are shared out four to six at a time. */
+BLOCK(4, 4) BLOCK(5, 4) BLOCK(6, 4)
+static const struct block dot_blocks[] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {block_4_4, 4}, {block_5_4, 4}, {block_6_4, 4}};
+#endif
+
+static struct blocks blocks_for(int kind, int64_t num_rows)
 {
-    size_t count = is_quantized(kind) ? sizeof quantized_blocks / sizeof *quantized_blocks : sizeof blocks / sizeof *blocks;
-    return (int64_t)count;
+#if defined(ISA_BF16)
+    if (USES_DOTS && kind == KIND_BF16 && num_rows > MOST_BLOCK_ROWS)
+        return (struct blocks){dot_blocks, sizeof dot_blocks / sizeof *dot_blocks};
+#endif
+    (void)num_rows;
+    return is_quantized(kind) ? (struct blocks){quantized_blocks, sizeof quantized_blocks / sizeof *quantized_blocks}
+                              : (struct blocks){blocks, sizeof blocks / sizeof *blocks};
 }
 
 /* ---- the loop over blocks ---- */
-
-static const struct block *block_of(int kind, int64_t rows)
-{
-    return is_quantized(kind) ? &quantized_blocks[rows - 1] : &blocks[rows - 1];
-}
-
-INLINE int64_t panels_at_once(const struct linear_job *job, const struct block *block)
-{
-    return job->then == GATE ? 1 : block->panels;
-}
 
 /* Of gates those of the first half alone are counted. */
 static int64_t panels_to_share(const struct linear_job *job)
@@ -276,30 +315,27 @@ static int64_t panels_to_share(const struct linear_job *job)
 /* Results go to lines of many rows, more than the caches near by hold: they are asked for before they are computed. */
 INLINE void fetch_results(const struct linear_job *job, int64_t row, int64_t rows, int64_t panel, int panels)
 {
-    const size_t element = dtype_bytes((enum dtype)job->out.dtype), stride = (size_t)job->out.stride * element;
-    const size_t bytes = (size_t)(panels * PANEL) * element;
-    const char *to = (const char *)row_of(&job->out, row) + (size_t)(panel * PANEL) * element;
-    for (int64_t r = 0; r < rows; r++, to += stride) {
-        __builtin_prefetch(to, 1);
-        if (bytes > 64)
-            __builtin_prefetch(to + 64, 1);
-    }
+    const int64_t element = (int64_t)dtype_bytes((enum dtype)job->out.dtype), stride = job->out.stride * element;
+    const char *first = (const char *)row_of(&job->out, row) + panel * PANEL * element;
+    for (const char *line = first; line < first + panels * PANEL * element; line += 64)
+        for (int64_t r = 0; r < rows; r++)
+            __builtin_prefetch(line + r * stride, 1);
 }
 
-static void multiply_rows(const struct linear_job *job, int64_t row, int64_t rows, int64_t panel, int64_t end)
+static void multiply_rows(const struct linear_job *job, const struct block *block, int64_t row, int64_t rows, int64_t panel,
+                          int64_t end)
 {
-    const struct block *block = block_of(job->weight->kind, rows);
+    const int outputs = panels_of_outputs(job, block->panels);
     float results[MOST_RESULTS] __attribute__((aligned(64)));
-    for (; panel < end; panel += panels_at_once(job, block)) {
-        fetch_results(job, row, rows, panel, (int)panels_at_once(job, block));
-        if (job->then == GATE) {
-            for (int i = 0; i < 2; i += block->panels)
-                block->multiply(job, row, panel + i * job->apart, results + i * PANEL);
-            store_gated(job, row, panel, (int)rows, results);
-        } else {
-            block->multiply(job, row, panel, results);
-            store_results(job, row, panel, (int)rows, block->panels, results);
-        }
+    for (; panel < end; panel += outputs) {
+        fetch_results(job, row, rows, panel, outputs);
+        block->multiply(job, row, panel, results);
+        if (job->then == GATE && block->panels == 1)
+            block->multiply(job, row, panel + job->apart, results + PANEL);
+        if (job->then == GATE)
+            store_gated(job, row, panel, (int)rows, outputs, results);
+        else
+            store_results(job, row, panel, (int)rows, outputs, results);
     }
 }
 
@@ -307,17 +343,17 @@ static void multiply_rows(const struct linear_job *job, int64_t row, int64_t row
 static void multiply_panels(void *context, int64_t item)
 {
     const struct linear_job *job = context;
-    int64_t panel = item * job->panels_per_item, most = max_rows(job->weight->kind);
-    int64_t end = min_int(panel + job->panels_per_item, panels_to_share(job));
-    int64_t num_blocks = (job->num_rows + most - 1) / most;
-    int64_t lowest = panels_at_once(job, block_of(job->weight->kind, job->num_rows / num_blocks));
-    int64_t highest = panels_at_once(job, block_of(job->weight->kind, (job->num_rows + num_blocks - 1) / num_blocks));
-    int64_t wider = lowest > highest ? lowest : highest; /* a multiple of the other one */
-    int64_t step = num_blocks == 1 ? end - panel : wider;
+    int64_t panel = item * job->panels_per_item, end = min_int(panel + job->panels_per_item, panels_to_share(job));
+    struct blocks blocks = blocks_for(job->weight->kind, job->num_rows);
+    int64_t num_blocks = (job->num_rows + blocks.most_rows - 1) / blocks.most_rows;
+    const struct block *lowest = &blocks.of_rows[job->num_rows / num_blocks - 1];
+    const struct block *highest = &blocks.of_rows[(job->num_rows + num_blocks - 1) / num_blocks - 1];
+    int wider = lowest->panels > highest->panels ? lowest->panels : highest->panels; /* a multiple of the other one */
+    int64_t step = num_blocks == 1 ? end - panel : panels_of_outputs(job, wider);
     for (; panel < end; panel += step)
         for (int64_t b = 0, row = 0; b < num_blocks; b++) {
             int64_t rows = (job->num_rows - row + num_blocks - b - 1) / (num_blocks - b); /* about equally high */
-            multiply_rows(job, row, rows, panel, min_int(panel + step, end));
+            multiply_rows(job, &blocks.of_rows[rows - 1], row, rows, panel, min_int(panel + step, end));
             row += rows;
         }
 }
@@ -361,7 +397,7 @@ static void linear_in_vectors(const struct rows *x, int64_t num_rows, const stru
         job.out.data = row_of(out, row);
         job.num_rows = min_int(rows_per_pass, num_rows - row);
         job.panels_per_item = panels_per_item(panels_to_share(&job), job.num_rows);
-        job.apart = then == GATE ? panels_to_share(&job) : 1;
+        job.apart = panels_to_share(&job);
         prepare_rows(&job);
         parallel((panels_to_share(&job) + job.panels_per_item - 1) / job.panels_per_item, multiply_panels, &job);
     }

@@ -98,18 +98,17 @@ INLINE void multiply_int4(const struct linear_job *job, int64_t row, int64_t pan
                           float *to)
 {
     const int64_t groups = count_groups(job);
-    const size_t bytes = panel_bytes(KIND_INT4, job->weight->num_inputs), apart = (size_t)job->apart * bytes;
-    const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
+    const char *at[PANEL_GROUP];
+    locate_panels(job, panel, panels, panel_bytes(KIND_INT4, job->weight->num_inputs), at);
     const struct quantized_group *x = job->groups + row * groups;
     vf sums[MOST_QUANTIZED_ROWS][PANEL_GROUP * VPP];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels * VPP; c++)
             sums[r][c] = vset(0);
     for (int64_t g = 0; g < groups; g++) {
-        const char *span = w + g / 2 * INT4_SPAN_BYTES;
-        const uint8_t *whole = (const uint8_t *)span + 8 * PANEL + g % 2 * GROUP * PANEL / 2;
+        const size_t span = (size_t)(g / 2 * INT4_SPAN_BYTES), whole = span + (size_t)(8 * PANEL + g % 2 * GROUP * PANEL / 2);
         if (g % 2 == 0)
-            fetch_int4_spans(span, rows);
+            fetch_int4_spans(at[0] + span, rows);
         wholes dots[MOST_QUANTIZED_ROWS][PANEL_GROUP * VPP];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int c = 0; c < panels * VPP; c++)
@@ -117,7 +116,7 @@ INLINE void multiply_int4(const struct linear_job *job, int64_t row, int64_t pan
         UNROLL for (int four = 0; four < GROUP / 8; four++) {
             nibbles both[PANEL_GROUP * VPP];
             UNROLL for (int c = 0; c < panels * VPP; c++)
-                both[c] = load_nibbles(whole + (size_t)(c / VPP) * apart + (four * PANEL + c % VPP * W) * 4);
+                both[c] = load_nibbles((const uint8_t *)at[c / VPP] + whole + (four * PANEL + c % VPP * W) * 4);
             UNROLL for (int r = 0; r < rows; r++) {
                 const int8_t *group = x[r * groups + g].whole;
                 wholes low = all_fours(group + 4 * four), high = all_fours(group + 4 * four + GROUP / 2);
@@ -126,7 +125,7 @@ INLINE void multiply_int4(const struct linear_job *job, int64_t row, int64_t pan
             }
         }
         UNROLL for (int c = 0; c < panels * VPP; c++) {
-            const uint16_t *halves = (const uint16_t *)(span + (size_t)(c / VPP) * apart) + g % 2 * PANEL + c % VPP * W;
+            const uint16_t *halves = (const uint16_t *)(at[c / VPP] + span) + g % 2 * PANEL + c % VPP * W;
             vf scale = vload_f16(halves), least = vload_f16(halves + 2 * PANEL);
             UNROLL for (int r = 0; r < rows; r++) {
                 const struct quantized_group *group = x + r * groups + g;

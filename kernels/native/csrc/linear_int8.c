@@ -42,28 +42,29 @@ INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t pan
                           float *to)
 {
     const int64_t padded = padded_inputs(KIND_INT8, job->weight->num_inputs), groups = count_int8_groups(padded);
-    const size_t bytes = panel_bytes(KIND_INT8, padded), apart = (size_t)job->apart * bytes;
-    const char *w = (const char *)job->weight->data + (size_t)panel * bytes;
+    const size_t bytes = panel_bytes(KIND_INT8, padded), ahead = (size_t)panels_of_outputs(job, panels) * bytes;
+    const char *at[PANEL_GROUP];
+    locate_panels(job, panel, panels, bytes, at);
     vf sums[MOST_QUANTIZED_ROWS][PANEL_GROUP * VPP];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels * VPP; c++)
             sums[r][c] = vset(0);
-    for (int64_t g = 0; g < groups; g++, w += INT8_GROUP_BYTES) {
+    for (int64_t g = 0; g < groups; g++) {
         const int64_t count = min_int(INT8_GROUP, padded - g * INT8_GROUP);
         const struct rounded *rounded = job->rounded + g * job->num_rows + row;
         const int8_t *x = wholes_of(job, g, row);
-        const char *whole = w + INT8_HEAD_BYTES;
         wholes dots[MOST_QUANTIZED_ROWS][PANEL_GROUP * VPP];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int c = 0; c < panels * VPP; c++)
                 dots[r][c] = all_wholes(rounded[r].offset);
-        for (int64_t i = 0; i < count; i += 4, whole += 4 * PANEL) {
+        for (int64_t i = 0; i < count; i += 4) {
+            const int64_t whole = INT8_HEAD_BYTES + i * PANEL;
             wholes weights[PANEL_GROUP * VPP];
             UNROLL for (int c = 0; c < panels * VPP; c++)
-                weights[c] = load_wholes(whole + (size_t)(c / VPP) * apart + c % VPP * W * 4);
+                weights[c] = load_wholes(at[c / VPP] + whole + c % VPP * W * 4);
             if (rows >= MANY_QUANTIZED_ROWS)
                 UNROLL for (int p = 0; p < panels; p++)
-                    fetch_panel(whole + (size_t)p * apart + (size_t)panels * bytes);
+                    fetch_panel(at[p] + whole + ahead);
             UNROLL for (int r = 0; r < rows; r++) {
                 wholes four = all_fours(x + r * INT8_GROUP + i);
                 UNROLL for (int c = 0; c < panels * VPP; c++)
@@ -71,10 +72,12 @@ INLINE void multiply_int8(const struct linear_job *job, int64_t row, int64_t pan
             }
         }
         UNROLL for (int c = 0; c < panels * VPP; c++) {
-            vf scale = vload((const float *)(w + (size_t)(c / VPP) * apart) + c % VPP * W);
+            vf scale = vload((const float *)at[c / VPP] + c % VPP * W);
             UNROLL for (int r = 0; r < rows; r++)
                 sums[r][c] = vfma(as_floats(dots[r][c]), vmul(scale, vset(rounded[r].scale)), sums[r][c]);
         }
+        UNROLL for (int p = 0; p < panels; p++)
+            at[p] += INT8_GROUP_BYTES;
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < panels * VPP; c++)
