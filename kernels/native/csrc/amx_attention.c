@@ -62,7 +62,7 @@ static void score_4rows(const struct job_of_head *job, const struct head_tiles *
 static void gather_rows16(const struct head_tiles *h, const struct rows16 *tile, int count, struct positions_ahead *ahead)
 {
     long stride = h->dims * 4;
-    const uint16_t *low = h->values, *high = h->values + 32 * h->dims; /* the first and the last 16 pairs */
+    const uint16_t *low = h->values, *high = h->values + HALF * h->dims; /* the first and the last 16 pairs */
     TILE_LOAD(4, h->weights, CHUNK * 2);
     TILE_LOAD(5, h->weights + HALF, CHUNK * 2);
     for (long d = 0; d < h->dims; d += 32) {

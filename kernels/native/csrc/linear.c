@@ -41,7 +41,7 @@ INLINE vf with_bias(const struct linear_job *job, int64_t output, vf value)
 INLINE void store_outputs(const struct linear_job *job, int64_t row, int64_t output, vf value, enum dtype dtype)
 {
     const int64_t n = job->weight->num_outputs;
-    void *to = at_mut(job->out.data, (size_t)(row * job->out.stride), dtype);
+    void *to = row_as(&job->out, row, dtype);
     if (output >= n)
         return;
     value = with_bias(job, output, value);
@@ -61,20 +61,18 @@ INLINE void fetch_panel(const char *p)
     __builtin_prefetch(p, 0, 2);
 }
 
-/* The panels of a block: of gates, the second half of them is what the first lets through. */
-INLINE void locate_panels(const struct linear_job *job, int64_t panel, const int panels, size_t bytes,
-                          const char *at[PANEL_GROUP])
-{
-    const int half = (panels + 1) / 2;
-    const int64_t apart = job->then == GATE ? job->apart : half;
-    UNROLL for (int p = 0; p < panels; p++)
-        at[p] = (const char *)job->weight->data + (size_t)(panel + (p < half ? p : apart + p - half)) * bytes;
-}
-
-/* Of gates without what they let through. */
+/* Of gates without what they let through, which the other half of a block's panels is. */
 INLINE int panels_of_outputs(const struct linear_job *job, const int panels)
 {
     return job->then == GATE ? (panels + 1) / 2 : panels;
+}
+
+INLINE void locate_panels(const struct linear_job *job, int64_t panel, const int panels, size_t bytes,
+                          const char *at[PANEL_GROUP])
+{
+    const int outputs = panels_of_outputs(job, panels);
+    UNROLL for (int p = 0; p < panels; p++)
+        at[p] = (const char *)job->weight->data + (size_t)(panel + (p < outputs ? p : job->apart + p - outputs)) * bytes;
 }
 
 /* Sums leave their registers for here, a row of them every RESULT_STRIDE, before anything is done with them: code for every
@@ -110,7 +108,7 @@ static __attribute__((noinline)) void store_gated(const struct linear_job *share
             for (int i = 0; i < gates * PANEL; i += W) {
                 int64_t output = panel * PANEL + i;
                 vf passed = gated(&job, output, vload(results + i), vload(results + gates * PANEL + i));
-                vstore_at(at_mut(job.out.data, (size_t)((row + r) * job.out.stride), dtype), output, width, passed, dtype);
+                vstore_at(row_as(&job.out, row + r, dtype), output, width, passed, dtype);
             }
     });
 }
@@ -286,17 +284,23 @@ QUANTIZED_BLOCK(1, 1) QUANTIZED_BLOCK(2, 1)
 static const struct block quantized_blocks[] = {{quantized_1_1, 1}, {quantized_2_1, 1}};
 #endif
 
-#if defined(ISA_BF16)
+#if defined(ISA_BF16) && !defined(ISA_AMX)
 /* More rows than one of the blocks above has: with four panels each number of a row serves four times, and six rows need no
  * more addresses than there are registers for. They are shared out four to six at a time. */
-BLOCK(4, 4) BLOCK(5, 4) BLOCK(6, 4)
-static const struct block dot_blocks[] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {block_4_4, 4}, {block_5_4, 4}, {block_6_4, 4}};
+#define DOT_BLOCK(rows, panels)                                                                              \
+    static __attribute__((noinline)) void dots_##rows##_##panels(const struct linear_job *job, int64_t row,  \
+                                                                 int64_t panel, float *to)                   \
+    {                                                                                                        \
+        multiply_dots(job, row, panel, rows, panels, to);                                                    \
+    }
+DOT_BLOCK(4, 4) DOT_BLOCK(5, 4) DOT_BLOCK(6, 4)
+static const struct block dot_blocks[] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {dots_4_4, 4}, {dots_5_4, 4}, {dots_6_4, 4}};
 #endif
 
 static struct blocks blocks_for(int kind, int64_t num_rows)
 {
-#if defined(ISA_BF16)
-    if (USES_DOTS && kind == KIND_BF16 && num_rows > MOST_BLOCK_ROWS)
+#if defined(ISA_BF16) && !defined(ISA_AMX)
+    if (kind == KIND_BF16 && num_rows > MOST_BLOCK_ROWS)
         return (struct blocks){dot_blocks, sizeof dot_blocks / sizeof *dot_blocks};
 #endif
     (void)num_rows;

@@ -2,9 +2,15 @@
 
 enum { ROWS_PER_ITEM = 16 }; /* rows that one thread takes at a time */
 
+/* `dtype` is that of the rows, as a constant where many numbers are taken. */
+INLINE void *row_as(const struct rows *x, int64_t row, enum dtype dtype)
+{
+    return at_mut(x->data, (size_t)(row * x->stride), dtype);
+}
+
 INLINE void *row_of(const struct rows *x, int64_t row)
 {
-    return at_mut(x->data, (size_t)(row * x->stride), (enum dtype)x->dtype);
+    return row_as(x, row, (enum dtype)x->dtype);
 }
 
 INLINE vf load_row(const struct rows *x, int64_t row, long i, long n)
